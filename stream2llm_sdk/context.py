@@ -1,0 +1,178 @@
+"""Context as text: chunks, the updates that carry them, and the retriever protocol."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol, runtime_checkable
+
+from stream2llm_sdk.errors import ConfigurationError
+
+__all__ = [
+    "Append",
+    "Chunk",
+    "ContextMode",
+    "ContextUpdate",
+    "Replace",
+    "Retriever",
+    "SourceFailure",
+    "as_retriever",
+]
+
+
+class ContextMode(StrEnum):
+    """How a retriever's context grows.
+
+    APPEND: pieces arrive one after another and stay (a crawler).
+    UPDATE: the whole current context is refined and replaced (a vector search's top-k).
+    """
+
+    APPEND = "append"
+    UPDATE = "update"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One piece of context.
+
+    Attributes:
+        text: what the model reads.
+        source: where it comes from, a URL or a document id; shown with the answer.
+        title: a short name for people.
+        score: the retriever's own relevance, larger is better; None when it has none.
+        metadata: anything else; never reaches the prompt.
+    """
+
+    text: str
+    source: str = ""
+    title: str = ""
+    score: float | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        for name in ("text", "source", "title"):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise ConfigurationError(f"Chunk.{name} must be a str, not {type(value).__name__}: {value!r:.80}")
+
+
+@dataclass(frozen=True, slots=True)
+class _ChunkList:
+    chunks: tuple[Chunk, ...]
+
+    def __init__(self, chunks: Iterable[Chunk] | Chunk) -> None:
+        items = (chunks,) if isinstance(chunks, Chunk) else tuple(chunks)
+        for item in items:
+            if not isinstance(item, Chunk):
+                raise ConfigurationError(
+                    f"{type(self).__name__} takes Chunk objects, not {type(item).__name__}: {item!r:.80}"
+                )
+        object.__setattr__(self, "chunks", items)
+
+
+class Append(_ChunkList):
+    """New chunks behind those that are already there."""
+
+    __slots__ = ()
+
+
+class Replace(_ChunkList):
+    """The whole current context, best first, in place of what was there."""
+
+    __slots__ = ()
+
+
+ContextUpdate = Append | Replace
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFailure:
+    """One source that could not be used. A retriever may yield it between updates; it is never fatal by
+    itself and is listed in the answer's `failures`.
+
+    Attributes:
+        source: the URL or document id.
+        reason: one line for people.
+    """
+
+    source: str
+    reason: str
+
+
+@runtime_checkable
+class Retriever(Protocol):
+    """Anything that streams context: an object with a `mode` and a `stream(query)`.
+
+    `stream` is called once a question and may be called again while earlier iterators are still running.
+    Closing the iterator (`aclose`) must release everything that it holds. An exception out of it ends the
+    retrieval; what was yielded before stays in the prompt.
+    """
+
+    @property
+    def mode(self) -> ContextMode: ...
+
+    def stream(self, query: str) -> AsyncIterator[ContextUpdate | SourceFailure]: ...
+
+
+class _FunctionRetriever:
+    """A plain async generator function of text pieces as a retriever."""
+
+    def __init__(self, function: Callable[[str], AsyncIterable[Any]], mode: ContextMode, source: str) -> None:
+        self._function = function
+        self.mode = mode
+        self._source = source
+
+    def __repr__(self) -> str:
+        return f"as_retriever({self._source}, mode={self.mode.value!r})"
+
+    async def stream(self, query: str) -> AsyncIterator[ContextUpdate | SourceFailure]:
+        pieces = self._function(query)
+        try:
+            async for piece in pieces:
+                yield self._update(piece)
+        finally:
+            close = getattr(pieces, "aclose", None)
+            if close is not None:
+                await close()
+
+    def _update(self, piece: Any) -> ContextUpdate | SourceFailure:
+        if isinstance(piece, (Append, Replace, SourceFailure)):
+            return piece
+        items = (piece,) if isinstance(piece, (str, Chunk)) else piece
+        if not isinstance(items, Iterable):
+            raise ConfigurationError(
+                f"{self._source} yielded {type(piece).__name__}; yield text, Chunk, a list of these, Append or Replace"
+            )
+        chunks = [Chunk(item, source=self._source) if isinstance(item, str) else item for item in items]
+        return Append(chunks) if self.mode is ContextMode.APPEND else Replace(chunks)
+
+
+def as_retriever(
+    source: Retriever | Callable[[str], AsyncIterable[Any]],
+    *,
+    mode: ContextMode | str = ContextMode.APPEND,
+    name: str | None = None,
+) -> Retriever:
+    """Makes a retriever of `source`.
+
+    A retriever is returned as it is. A function of the query that returns an async iterable (an async generator
+    function) is wrapped: each piece it yields may be text, a `Chunk`, a list of these, or an `Append`/`Replace`.
+    In UPDATE mode each piece is the whole current context.
+
+    Raises:
+        ConfigurationError: `source` is neither, or `mode` is not one of 'append' and 'update'.
+    """
+    if isinstance(source, Retriever):
+        return source
+    if not callable(source) or inspect.iscoroutinefunction(source):
+        raise ConfigurationError(
+            f"{source!r:.80} is not a retriever: give an object with `mode` and `stream(query)`, "
+            "or an async generator function of the query"
+        )
+    try:
+        context_mode = ContextMode(mode)
+    except ValueError:
+        raise ConfigurationError(f"mode={mode!r}: choose 'append' or 'update'") from None
+    return _FunctionRetriever(source, context_mode, name or getattr(source, "__name__", type(source).__name__))

@@ -1,0 +1,121 @@
+"""Every error of the SDK, in one tree.
+
+Stream2LLMError
+├── ConfigurationError (also ValueError)
+├── MissingExtraError (also ImportError)
+├── UnsupportedFeatureError
+├── PromptError (also ValueError)
+│   ├── PromptTooLongError
+│   └── EmptyPromptError
+├── StreamError
+│   ├── StreamFinishedError
+│   ├── StreamAbortedError
+│   └── UnknownRequestError
+├── EngineError
+│   ├── EngineStartError
+│   └── EngineDeadError
+└── RetrievalError
+    ├── AddressNotAllowedError
+    ├── FetchError
+    └── IndexFormatError
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AddressNotAllowedError",
+    "ConfigurationError",
+    "EmptyPromptError",
+    "EngineDeadError",
+    "EngineError",
+    "EngineStartError",
+    "FetchError",
+    "IndexFormatError",
+    "MissingExtraError",
+    "PromptError",
+    "PromptTooLongError",
+    "RetrievalError",
+    "Stream2LLMError",
+    "StreamAbortedError",
+    "StreamError",
+    "StreamFinishedError",
+    "UnknownRequestError",
+    "UnsupportedFeatureError",
+]
+
+
+class Stream2LLMError(Exception):
+    """Root of every error that the SDK raises."""
+
+
+class ConfigurationError(Stream2LLMError, ValueError):
+    """An option has a value that cannot work; the message names the value and the way out."""
+
+
+class MissingExtraError(Stream2LLMError, ImportError):
+    """An optional part is not installed."""
+
+    def __init__(self, part: str, extra: str) -> None:
+        super().__init__(
+            f"{part} is not installed. Install it with: pip install 'stream2llm-sdk[{extra}]'"
+        )
+
+
+class UnsupportedFeatureError(Stream2LLMError):
+    """The engine cannot do this for a streaming prompt."""
+
+
+class PromptError(Stream2LLMError, ValueError):
+    """A prompt, or an update of one, that the engine refuses. The stream stays as it was."""
+
+
+class PromptTooLongError(PromptError):
+    """The prompt could never fit the model's length or the KV cache."""
+
+
+class EmptyPromptError(PromptError):
+    """A prompt was finished without a single token."""
+
+
+class StreamError(Stream2LLMError):
+    """An operation on a stream that is not open."""
+
+
+class StreamFinishedError(StreamError):
+    """The prompt was already finished: no further update is possible."""
+
+
+class StreamAbortedError(StreamError):
+    """The stream was aborted."""
+
+
+class UnknownRequestError(StreamError):
+    """No request with this id is alive in the engine."""
+
+
+class EngineError(Stream2LLMError):
+    """The engine as a whole cannot serve."""
+
+
+class EngineStartError(EngineError):
+    """The engine could not be started."""
+
+
+class EngineDeadError(EngineError):
+    """The engine's core process ended; every open stream gets this error."""
+
+
+class RetrievalError(Stream2LLMError):
+    """Retrieval failed before it produced any context."""
+
+
+class AddressNotAllowedError(RetrievalError):
+    """A URL, or an address it resolves to, is not one that may be fetched."""
+
+
+class FetchError(RetrievalError):
+    """One page could not be fetched."""
+
+
+class IndexFormatError(RetrievalError):
+    """Index files are missing, cut short, or of a version that cannot be read."""
