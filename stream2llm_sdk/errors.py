@@ -56,9 +56,7 @@ class MissingExtraError(Stream2LLMError, ImportError):
     """An optional part is not installed."""
 
     def __init__(self, part: str, extra: str) -> None:
-        super().__init__(
-            f"{part} is not installed. Install it with: pip install 'stream2llm-sdk[{extra}]'"
-        )
+        super().__init__(f"{part} is not installed. Install it with: pip install 'stream2llm-sdk[{extra}]'")
 
 
 class UnsupportedFeatureError(Stream2LLMError):

@@ -1,0 +1,231 @@
+"""Pages from the web as context, each one as soon as it is there."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import warnings
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from types import ModuleType, TracebackType
+from typing import Any
+
+from stream2llm_sdk.context import Append, ContextMode, ContextUpdate, SourceFailure
+from stream2llm_sdk.errors import ConfigurationError, MissingExtraError
+from stream2llm_sdk.retrievers.address_guard import AddressGuard, HostLookup, system_lookup
+from stream2llm_sdk.retrievers.convert import prepare_crawl4ai
+from stream2llm_sdk.retrievers.convert_pool import ConverterPool
+from stream2llm_sdk.retrievers.crawl import CrawlLimits, PageReader, read_pages, search_pages
+from stream2llm_sdk.retrievers.search_provider import FixedSeeds, SearchProvider
+
+__all__ = ["CrawlerRetriever"]
+
+_DEFAULT_USER_AGENT = "Mozilla/5.0 (compatible; stream2llm-sdk)"
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all streams of one retriever use together, on one event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    pool: ConverterPool
+    permits: asyncio.Semaphore
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The last item of a stream's queue."""
+
+    error: Exception | None = None
+
+
+class CrawlerRetriever:
+    """Reads web pages with crawl4ai's HTTP mode and appends each to the context the moment it is converted.
+
+    Pages come in the order of their arrival. A page that fails is reported as a `SourceFailure` and stops nothing;
+    if every page fails, the stream ends with a `RetrievalError`, as it does if the search fails or finds nothing.
+    Only public http(s) addresses are read, whatever a search result, a redirect or a DNS answer says.
+
+    Several questions may stream at once: they share the converter processes and the concurrency limit. Closing a
+    stream stops everything that it started. Use the retriever as an async context manager, or call `aclose` at the
+    end; a later `stream` starts it again. One retriever serves one event loop.
+
+    Args:
+        urls: pages to read for every question; give these or `search`.
+        search: turns each question into pages to read.
+        max_pages: pages taken from the search, per question.
+        concurrency: pages fetched at the same time, over all questions.
+        page_timeout_s: longest time for fetching and converting one page in seconds; waiting for a turn or for
+            a free converter process is not counted.
+        total_timeout_s: longest time from the question to the last page in seconds. Pages that are not there by
+            then are reported as failures.
+        max_page_bytes: bound on one page's body, both as sent and as decompressed.
+        num_workers: converter processes, each of about 130 MB.
+        allow_networks: networks that may be read although they are not public, such as `["127.0.0.0/8"]`.
+        user_agent: the User-Agent header.
+        lookup: how host names are resolved; by default as the operating system does it.
+
+    Raises:
+        ConfigurationError: an option has a value that cannot work.
+        MissingExtraError: crawl4ai is not installed.
+    """
+
+    def __init__(
+        self,
+        urls: Iterable[str] | None = None,
+        *,
+        search: SearchProvider | None = None,
+        max_pages: int = 10,
+        concurrency: int = 8,
+        page_timeout_s: float = 10.0,
+        total_timeout_s: float = 30.0,
+        max_page_bytes: int = 4_000_000,
+        num_workers: int = 2,
+        allow_networks: Iterable[str] = (),
+        user_agent: str = _DEFAULT_USER_AGENT,
+        lookup: HostLookup = system_lookup,
+    ) -> None:
+        self._shared: _Shared | None = None
+        self._limits = CrawlLimits(
+            max_pages=max_pages,
+            concurrency=concurrency,
+            page_timeout_s=page_timeout_s,
+            total_timeout_s=total_timeout_s,
+            max_page_bytes=max_page_bytes,
+            num_workers=num_workers,
+        )
+        self._search = _search_provider(urls, search, max_pages)
+        self._guard = AddressGuard(allow_networks, lookup=lookup)
+        if not user_agent or not user_agent.isascii() or not user_agent.isprintable():
+            raise ConfigurationError(f"user_agent={user_agent!r}: give one line of printable ASCII")
+        self._user_agent = user_agent
+        if importlib.util.find_spec("crawl4ai") is None:
+            raise MissingExtraError("crawl4ai", "crawler")
+
+    @property
+    def mode(self) -> ContextMode:
+        """Pages are appended."""
+        return ContextMode.APPEND
+
+    async def warm_up(self) -> None:
+        """Starts the converter processes and imports crawl4ai, which takes seconds, ahead of the first question.
+
+        Raises:
+            RetrievalError: crawl4ai cannot be used.
+        """
+        shared = self._open()
+        await _import_fetch()
+        await shared.pool.warm_up()
+
+    async def stream(self, query: str) -> AsyncIterator[ContextUpdate | SourceFailure]:
+        """The pages for `query`, each as one `Append`, and the failures, in the order in which they happen.
+
+        At most `2 * concurrency` pages are read ahead of a slow consumer.
+
+        Raises:
+            RetrievalError: the search failed or found nothing, or every page failed.
+        """
+        # Items leave through the queue, so that no task group or timeout is open across a `yield`.
+        items: asyncio.Queue[Append | SourceFailure | _End] = asyncio.Queue(self._limits.concurrency)
+        producer = asyncio.create_task(self._produce(query, items), name="crawl")
+        try:
+            while not isinstance(item := await items.get(), _End):
+                yield item
+            if item.error is not None:
+                raise item.error
+        finally:
+            await _cancel_and_wait(producer)
+
+    async def aclose(self) -> None:
+        """Ends the converter processes. Streams that still run get failures."""
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            await shared.pool.aclose()
+
+    async def __aenter__(self) -> CrawlerRetriever:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        shared = getattr(self, "_shared", None)
+        if shared is not None:
+            message = "a CrawlerRetriever was never closed; use `async with`"
+            warnings.warn(message, ResourceWarning, stacklevel=1, source=self)
+            shared.pool.kill()
+
+    def _open(self) -> _Shared:
+        loop = asyncio.get_running_loop()
+        if self._shared is not None and self._shared.loop is not loop:
+            if not self._shared.loop.is_closed():
+                raise ConfigurationError("this CrawlerRetriever serves another event loop; make one for each loop")
+            self._shared.pool.kill()
+            self._shared = None
+        if self._shared is None:
+            pool = ConverterPool(self._limits.num_workers)
+            self._shared = _Shared(loop, pool, asyncio.Semaphore(self._limits.concurrency))
+        return self._shared
+
+    async def _produce(self, query: str, items: asyncio.Queue[Append | SourceFailure | _End]) -> None:
+        """Owns everything that one stream starts; cancelling it ends all of it."""
+        try:
+            await self._crawl(query, items)
+            end = _End()
+        except Exception as error:
+            end = _End(error)
+        await items.put(end)
+
+    async def _crawl(self, query: str, items: asyncio.Queue[Append | SourceFailure | _End]) -> None:
+        shared, limits = self._open(), self._limits
+        fetch = await _import_fetch()
+        deadline = shared.loop.time() + limits.total_timeout_s
+        hits = await search_pages(self._search, query, limits, deadline)
+        strategy = fetch.GuardedHTTPStrategy(
+            self._guard, max_page_bytes=limits.max_page_bytes, user_agent=self._user_agent
+        )
+        try:
+            reader = PageReader(strategy, shared.pool, shared.permits, limits, deadline)
+            await read_pages(hits, reader, items.put, num_readers=min(limits.concurrency, len(hits)))
+        finally:
+            await strategy.close()
+
+
+def _search_provider(urls: Iterable[str] | None, search: SearchProvider | None, max_pages: int) -> SearchProvider:
+    if (urls is None) == (search is None):
+        given = "neither" if urls is None else "both"
+        raise ConfigurationError(f"a CrawlerRetriever takes either urls or search; {given} was given")
+    if urls is None:
+        if not isinstance(search, SearchProvider):
+            raise ConfigurationError(f"search={search!r:.80}: give an object with `async search(query, k)`")
+        return search
+    seeds = FixedSeeds(urls)
+    if len(seeds.urls) > max_pages:
+        raise ConfigurationError(f"{len(seeds.urls)} urls were given but max_pages={max_pages}: raise max_pages")
+    return seeds
+
+
+async def _import_fetch() -> Any:
+    """The module that imports crawl4ai, imported in a thread because that takes seconds."""
+    return await asyncio.to_thread(_import_in_thread)
+
+
+def _import_in_thread() -> ModuleType:
+    prepare_crawl4ai()
+    return importlib.import_module("stream2llm_sdk.retrievers.fetch")
+
+
+async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
+    """Returns when `task` is over, also if the caller is cancelled meanwhile."""
+    task.cancel()
+    interruption: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            interruption = error
+    if interruption is not None:
+        raise interruption

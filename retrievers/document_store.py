@@ -1,0 +1,136 @@
+"""Documents beside an index: one JSON object a line, found by row number with one `pread`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from stream2llm_sdk.context import Chunk
+from stream2llm_sdk.errors import IndexFormatError, RetrievalError
+from stream2llm_sdk.retrievers.shared_file import SharedFile
+
+__all__ = ["DocumentStore", "DocumentWriter", "as_chunk"]
+
+DOCUMENTS_FILE = "documents.jsonl"
+OFFSETS_FILE = "documents.offsets"
+
+_SOURCE_FIELDS = ("url", "source", "id")
+_OWN_FIELDS = frozenset({"text", "title", "metadata", *_SOURCE_FIELDS})
+
+
+def as_chunk(document: Any, row: int) -> Chunk:
+    """A document as a chunk: a `Chunk`, text, or a mapping with `text` and perhaps `url`, `source`, `id`, `title`.
+
+    The chunk's source is the first of `url`, `source` and `id` that is there; other fields become metadata.
+
+    Raises:
+        RetrievalError: the document is none of these, or its text is not text or is blank.
+    """
+    if isinstance(document, str):
+        chunk = Chunk(document, source=f"document-{row}")
+    elif isinstance(document, Mapping):
+        chunk = _mapping_as_chunk(document, row)
+    elif isinstance(document, Chunk):
+        chunk = document
+    else:
+        raise RetrievalError(
+            f"document {row} is a {type(document).__name__}; give text, a Chunk, or a mapping with 'text'"
+        )
+    if not chunk.text.strip():
+        raise RetrievalError(f"document {row} (source {chunk.source!r}) has no text; leave it out")
+    return chunk
+
+
+def _mapping_as_chunk(document: Mapping[str, Any], row: int) -> Chunk:
+    text = document.get("text")
+    if not isinstance(text, str):
+        raise RetrievalError(f"document {row}: 'text' is {type(text).__name__}, not str: {document!r:.120}")
+    source = next((document[name] for name in _SOURCE_FIELDS if document.get(name)), f"document-{row}")
+    metadata = document.get("metadata")
+    extra = {name: value for name, value in document.items() if name not in _OWN_FIELDS}
+    extra.update(metadata if isinstance(metadata, Mapping) else {})
+    return Chunk(text, source=str(source), title=str(document.get("title") or ""), metadata=extra)
+
+
+class DocumentWriter:
+    """Writes the documents file and its offsets. Use as a context manager; the offsets are written at the end."""
+
+    def __init__(self, directory: Path) -> None:
+        self._offsets_path = directory / OFFSETS_FILE
+        self._file = open(directory / DOCUMENTS_FILE, "wb")  # noqa: SIM115 - closed by __exit__
+        self._offsets = [0]
+
+    def __enter__(self) -> DocumentWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        if kind is None:
+            np.array(self._offsets, "<i8").tofile(self._offsets_path)
+
+    def write(self, chunk: Chunk) -> None:
+        """Appends one document. Metadata values that JSON cannot hold are stored as their text."""
+        record = {
+            "text": chunk.text,
+            "source": chunk.source,
+            "title": chunk.title,
+            "metadata": dict(chunk.metadata),
+        }
+        try:
+            # ASCII escapes carry NULs and lone surrogates, which UTF-8 could not.
+            line = json.dumps(record, ensure_ascii=True, default=str).encode() + b"\n"
+        except (TypeError, ValueError) as error:
+            row = len(self._offsets) - 1
+            raise RetrievalError(f"document {row}: its metadata cannot be stored as JSON: {error}") from error
+        self._file.write(line)
+        self._offsets.append(self._offsets[-1] + len(line))
+
+
+class DocumentStore:
+    """Reads documents by row number.
+
+    Raises:
+        IndexFormatError: a file is missing, or the two do not fit each other or `num_documents`.
+    """
+
+    def __init__(self, directory: Path, num_documents: int) -> None:
+        path = directory / OFFSETS_FILE
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise IndexFormatError(f"{path}: cannot be read: {error.strerror}") from error
+        if len(raw) != 8 * (num_documents + 1):
+            raise IndexFormatError(
+                f"{path}: {len(raw)} bytes; {num_documents} documents need {8 * (num_documents + 1)}"
+            )
+        self._offsets = np.frombuffer(raw, "<i8")
+        self._file = SharedFile(directory / DOCUMENTS_FILE)
+        ends_right = self._offsets[0] == 0 and self._offsets[-1] == self._file.size_bytes
+        if not ends_right or (np.diff(self._offsets) <= 0).any():
+            self._file.close()
+            raise IndexFormatError(f"{path}: its offsets do not fit {DOCUMENTS_FILE}")
+
+    def read(self, row: int, score: float | None = None) -> Chunk:
+        """The document of one row as a chunk.
+
+        Raises:
+            IndexFormatError: the line is damaged.
+        """
+        start, end = int(self._offsets[row]), int(self._offsets[row + 1])
+        try:
+            record = json.loads(self._file.read(start, end - start))
+            return Chunk(record["text"], record["source"], record["title"], score, record["metadata"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise IndexFormatError(
+                f"{self._file.path}: the line of document {row} (byte {start}) is damaged: {error}"
+            ) from error
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,217 @@
+"""Phase 1 of a step: who gets how many tokens, and whose KV has to go for it. Planning changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from stream2llm_sdk.serving.kv_blocks import CacheHit, KVBlocks
+from stream2llm_sdk.serving.policies import VictimOrder
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+__all__ = ["Candidate", "Limits", "Plan", "Planner"]
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One request as the planner sees it.
+
+    Attributes:
+        request: vLLM's request.
+        key: its policy key; smaller is served first.
+        num_wanted: tokens that it could use now, had it no limit and no cache hit; 0 for an idle stream.
+        num_held_back: last prompt tokens that must not be computed yet (1 while the prompt is open).
+        is_running: whether vLLM runs it.
+        is_ready: whether it may be scheduled now.
+        is_evictable: whether its blocks may be taken away now.
+        needs_slot: whether admitting it takes one of the engine's request slots.
+        frees_slot: whether preempting it returns a slot.
+        is_idle: an open stream that waits for its next chunk.
+        rank: its place in the order, set by the planner.
+    """
+
+    request: Request
+    key: tuple[object, ...]
+    num_wanted: int
+    num_held_back: int
+    is_running: bool
+    is_ready: bool
+    is_evictable: bool
+    needs_slot: bool
+    frees_slot: bool
+    is_idle: bool = False
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one step may use.
+
+    Attributes:
+        num_tokens: the step's token budget.
+        num_tokens_per_prefill: longest prefill chunk of one request; 0 for no limit.
+        num_slots: free request slots.
+        watermark_blocks: blocks that stay free when a waiting request is admitted beside running ones.
+        lookahead_tokens: slots that speculative decoding wants behind each request.
+    """
+
+    num_tokens: int
+    num_tokens_per_prefill: int
+    num_slots: int
+    watermark_blocks: int
+    lookahead_tokens: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """The outcome: tokens by request id (in order of rank), victims in the order of their eviction, and requests
+    that turned out to have nothing to compute because the prefix cache holds all of it."""
+
+    num_tokens: dict[str, int] = field(default_factory=dict)
+    victims: list[Request] = field(default_factory=list)
+    nothing_to_compute: list[Request] = field(default_factory=list)
+
+
+class Planner:
+    """Walks the requests once in the policy's order and accounts for tokens, blocks and slots.
+
+    A request that lacks blocks takes them from holders that come later in the order, or that are idle; never from
+    one that the plan already serves. What is at the top of the order can take everything else, so it always makes
+    progress.
+    """
+
+    def __init__(self, kv: KVBlocks, victim_order: VictimOrder) -> None:
+        self._kv = kv
+        self._victim_order = victim_order
+
+    def plan(self, candidates: Sequence[Candidate], limits: Limits) -> Plan:
+        order = sorted(candidates, key=lambda candidate: candidate.key)
+        for rank, candidate in enumerate(order):
+            candidate.rank = rank
+        return _Walk(self._kv, self._victim_order, order, limits).run()
+
+
+class _Walk:
+    """The state of one planning pass."""
+
+    def __init__(self, kv: KVBlocks, victim_order: VictimOrder, order: list[Candidate], limits: Limits) -> None:
+        self.kv = kv
+        self.order = order
+        self.limits = limits
+        self.plan = Plan()
+        self.num_tokens = limits.num_tokens
+        self.num_slots = limits.num_slots
+        self.num_free = kv.num_free
+        self._victim_order = victim_order
+        self._holders: list[Candidate] | None = None
+        self._evicted: set[str] = set()
+
+    def run(self) -> Plan:
+        for candidate in self.order:
+            if self.num_tokens <= 0:
+                break
+            if candidate.is_ready and candidate.request.request_id not in self._evicted:
+                self._consider(candidate)
+        return self.plan
+
+    def _consider(self, candidate: Candidate) -> None:
+        request = candidate.request
+        num_computed = request.num_computed_tokens
+        hit, num_new = self.kv.no_hit, candidate.num_wanted
+        if not candidate.is_running and num_computed == 0:
+            hit = self.kv.cache_hit(request)
+            num_computed = hit.num_tokens
+            num_new -= num_computed
+            if num_new <= 0 and candidate.num_held_back:
+                self.plan.nothing_to_compute.append(request)
+                return
+        if self.limits.num_tokens_per_prefill:
+            num_new = min(num_new, self.limits.num_tokens_per_prefill)
+        num_new = min(num_new, self.num_tokens)
+        if num_new <= 0:
+            return
+        victims: list[tuple[Candidate, int]] = []
+        if candidate.needs_slot and self.num_slots <= 0 and not self._take_slot(candidate, victims):
+            return
+        num_new, num_blocks = self._fit(candidate, num_computed, num_new, hit, victims)
+        if num_new <= 0:
+            return
+        self._commit(candidate, num_new, num_blocks, victims)
+
+    def _commit(
+        self, candidate: Candidate, num_new: int, num_blocks: int, victims: list[tuple[Candidate, int]]
+    ) -> None:
+        for victim, num_reclaimed in victims:
+            self._evicted.add(victim.request.request_id)
+            self.plan.victims.append(victim.request)
+            self.num_free += num_reclaimed
+            self.num_slots += victim.frees_slot
+        self.num_free -= num_blocks
+        self.num_tokens -= num_new
+        self.num_slots -= candidate.needs_slot
+        self.plan.num_tokens[candidate.request.request_id] = num_new
+
+    def _fit(
+        self,
+        candidate: Candidate,
+        num_computed: int,
+        num_new: int,
+        hit: CacheHit,
+        victims: list[tuple[Candidate, int]],
+    ) -> tuple[int, int]:
+        """As many of `num_new` tokens as can get blocks, and how many blocks that takes; adds to `victims`."""
+        reserve = 0 if candidate.is_running else self.limits.watermark_blocks
+        available = self.num_free - reserve + sum(num_reclaimed for _, num_reclaimed in victims)
+
+        def num_needed(num_tokens: int) -> int:
+            return self.kv.num_needed(candidate.request, num_computed, num_tokens, hit, self.limits.lookahead_tokens)
+
+        needed = num_needed(num_new)
+        if needed > available:
+            available += self._evict_for(candidate, needed - available, victims)
+        if needed <= available:
+            return num_new, needed
+        low, high = 0, num_new - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if num_needed(middle) <= available else (low, middle - 1)
+        return (low, num_needed(low)) if low else (0, 0)
+
+    def _take_slot(self, candidate: Candidate, victims: list[tuple[Candidate, int]]) -> bool:
+        for victim in self._victims_for(candidate):
+            if victim.frees_slot and victim.is_idle:
+                victims.append((victim, self.kv.num_reclaimable(victim.request.request_id)))
+                return True
+        return False
+
+    def _evict_for(self, candidate: Candidate, shortage: int, victims: list[tuple[Candidate, int]]) -> int:
+        """Adds victims until `shortage` blocks come free, and returns how many do."""
+        gained = 0
+        chosen = {victim.request.request_id for victim, _ in victims}
+        for victim in self._victims_for(candidate):
+            if gained >= shortage:
+                break
+            if victim.request.request_id not in chosen:
+                num_reclaimed = self.kv.num_reclaimable(victim.request.request_id)
+                if num_reclaimed:
+                    victims.append((victim, num_reclaimed))
+                    gained += num_reclaimed
+        return gained
+
+    def _victims_for(self, candidate: Candidate) -> list[Candidate]:
+        """Holders that may lose their blocks to `candidate`, first victim first."""
+        if self._holders is None:
+            holders = [holder for holder in self.order if holder.is_evictable]
+            self._holders = sorted(holders, key=lambda h: self._victim_order.key(h.rank, h.is_idle))
+        served = self.plan.num_tokens
+        return [
+            holder
+            for holder in self._holders
+            if holder is not candidate
+            and holder.request.request_id not in served
+            and holder.request.request_id not in self._evicted
+            and (holder.is_idle or holder.rank > candidate.rank)
+        ]

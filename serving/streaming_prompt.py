@@ -1,0 +1,87 @@
+"""The scheduler's side of one request of the SDK: its flags and its counters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stream2llm_sdk.serving.lcp import TokenArray
+
+__all__ = ["EXTRA_ARGS_KEY", "StreamingPrompt"]
+
+# `SamplingParams.extra_args` carries the request's flags under this key.
+EXTRA_ARGS_KEY = "stream2llm"
+
+
+@dataclass(slots=True)
+class StreamingPrompt:
+    """Facts of one request beside vLLM's own `Request`.
+
+    Attributes:
+        token_ids: the prompt as it is now.
+        is_streaming_prompt: whether the prompt was opened to grow.
+        is_streaming_prompt_finished: whether its sender has finished it.
+        is_prompt_update: whether updates replace the prompt (update mode) or append to it.
+        last_chunk_arrival_time: seconds on the monotonic clock when its last update was sent.
+        num_updates: updates applied.
+        num_tokens_computed: tokens run through the model for it.
+        num_tokens_recomputed: those of them that had been computed before for the same prompt prefix.
+        num_tokens_invalidated: computed tokens that updates made void.
+        num_tokens_cached: tokens found in the prefix cache at admission.
+        num_preemptions: how often its KV was taken away.
+    """
+
+    token_ids: TokenArray
+    is_streaming_prompt: bool
+    is_streaming_prompt_finished: bool
+    is_prompt_update: bool
+    last_chunk_arrival_time: float
+    num_updates: int = 0
+    num_tokens_computed: int = 0
+    num_tokens_recomputed: int = 0
+    num_tokens_invalidated: int = 0
+    num_tokens_cached: int = 0
+    num_preemptions: int = 0
+    _high_water: int = 0
+
+    @classmethod
+    def from_flags(cls, flags: Mapping[str, Any], token_ids: TokenArray, now_s: float) -> StreamingPrompt:
+        streaming = bool(flags.get("is_streaming_prompt", False))
+        return cls(
+            token_ids=token_ids,
+            is_streaming_prompt=streaming,
+            is_streaming_prompt_finished=bool(flags.get("is_streaming_prompt_finished", not streaming)),
+            is_prompt_update=bool(flags.get("is_prompt_update", False)),
+            last_chunk_arrival_time=float(flags.get("sent_s", now_s)),
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more prompt may come: the last token is held back and nothing may be sampled."""
+        return self.is_streaming_prompt and not self.is_streaming_prompt_finished
+
+    def computed(self, start: int, num_tokens: int) -> None:
+        """Counts a step over positions [start, start + num_tokens)."""
+        end = start + num_tokens
+        self.num_tokens_computed += num_tokens
+        self.num_tokens_recomputed += max(0, min(end, self._high_water) - start)
+        self._high_water = max(self._high_water, end)
+
+    def invalidated_from(self, lcp: int, num_computed: int) -> int:
+        """Counts what an update with this LCP makes void, of `num_computed` tokens that hold KV."""
+        num_invalidated = max(0, num_computed - lcp)
+        self.num_tokens_invalidated += num_invalidated
+        self._high_water = min(self._high_water, lcp)
+        return num_invalidated
+
+    def counters(self) -> dict[str, int]:
+        """The counters by name, as the trail's end carries them."""
+        return {
+            "num_tokens_computed": self.num_tokens_computed,
+            "num_tokens_recomputed": self.num_tokens_recomputed,
+            "num_tokens_invalidated": self.num_tokens_invalidated,
+            "num_tokens_cached": self.num_tokens_cached,
+            "num_preemptions": self.num_preemptions,
+            "num_updates": self.num_updates,
+        }
