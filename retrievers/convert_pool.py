@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import weakref
+from types import TracebackType
 from typing import Any
 
 from stream2llm_sdk.errors import FetchError, RetrievalError
@@ -141,9 +142,12 @@ class _ConverterProcess:
 
 
 class ConverterPool:
-    """Converts pages in `num_workers` processes. Belongs to one event loop; close it with `aclose`.
+    """Converts pages in `num_workers` processes. Belongs to one event loop; close it with `aclose` or `async with`.
 
     The processes start with the pool and take seconds until their first job; jobs wait for that.
+
+    Raises:
+        OSError: a process cannot be started.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -211,6 +215,14 @@ class ConverterPool:
         await asyncio.to_thread(_wait_all, processes)
         self._forget_dead()
         self._finalizer.detach()
+
+    async def __aenter__(self) -> ConverterPool:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
 
     def kill(self) -> None:
         """Like `aclose`, for when its event loop is gone."""

@@ -31,6 +31,11 @@ class _Shared:
     loop: asyncio.AbstractEventLoop
     pool: ConverterPool
     permits: asyncio.Semaphore
+    owns_pool: bool
+
+    def kill(self) -> None:
+        if self.owns_pool:
+            self.pool.kill()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,7 @@ class CrawlerRetriever:
             then are reported as failures.
         max_page_bytes: bound on one page's body, both as sent and as decompressed.
         num_workers: converter processes, each of about 130 MB.
+        converters: a pool of converter processes to use instead of an own one; it stays its owner's to close.
         allow_networks: networks that may be read although they are not public, such as `["127.0.0.0/8"]`.
         user_agent: the User-Agent header.
         lookup: how host names are resolved; by default as the operating system does it.
@@ -82,6 +88,7 @@ class CrawlerRetriever:
         total_timeout_s: float = 30.0,
         max_page_bytes: int = 4_000_000,
         num_workers: int = 2,
+        converters: ConverterPool | None = None,
         allow_networks: Iterable[str] = (),
         user_agent: str = _DEFAULT_USER_AGENT,
         lookup: HostLookup = system_lookup,
@@ -96,6 +103,7 @@ class CrawlerRetriever:
             num_workers=num_workers,
         )
         self._search = _search_provider(urls, search, max_pages)
+        self._converters = converters
         self._guard = AddressGuard(allow_networks, lookup=lookup)
         if not user_agent or not user_agent.isascii() or not user_agent.isprintable():
             raise ConfigurationError(f"user_agent={user_agent!r}: give one line of printable ASCII")
@@ -140,7 +148,7 @@ class CrawlerRetriever:
     async def aclose(self) -> None:
         """Ends the converter processes. Streams that still run get failures."""
         shared, self._shared = self._shared, None
-        if shared is not None:
+        if shared is not None and shared.owns_pool:
             await shared.pool.aclose()
 
     async def __aenter__(self) -> CrawlerRetriever:
@@ -153,21 +161,22 @@ class CrawlerRetriever:
 
     def __del__(self) -> None:
         shared = getattr(self, "_shared", None)
-        if shared is not None:
+        if shared is not None and shared.owns_pool:
             message = "a CrawlerRetriever was never closed; use `async with`"
             warnings.warn(message, ResourceWarning, stacklevel=1, source=self)
-            shared.pool.kill()
+            shared.kill()
 
     def _open(self) -> _Shared:
         loop = asyncio.get_running_loop()
         if self._shared is not None and self._shared.loop is not loop:
             if not self._shared.loop.is_closed():
                 raise ConfigurationError("this CrawlerRetriever serves another event loop; make one for each loop")
-            self._shared.pool.kill()
+            self._shared.kill()
             self._shared = None
         if self._shared is None:
-            pool = ConverterPool(self._limits.num_workers)
-            self._shared = _Shared(loop, pool, asyncio.Semaphore(self._limits.concurrency))
+            pool = self._converters or ConverterPool(self._limits.num_workers)
+            permits = asyncio.Semaphore(self._limits.concurrency)
+            self._shared = _Shared(loop, pool, permits, owns_pool=self._converters is None)
         return self._shared
 
     async def _produce(self, query: str, items: asyncio.Queue[Append | SourceFailure | _End]) -> None:

@@ -62,8 +62,8 @@ class BuildOptions:
             value = getattr(self, name)
             if not isinstance(value, int) or not 1 <= value <= most:
                 raise ConfigurationError(f"BuildOptions.{name}={value!r}: give an integer from 1 to {most}")
-        if self.num_threads is not None and not 1 <= self.num_threads <= 4096:
-            raise ConfigurationError(f"BuildOptions.num_threads={self.num_threads!r}: give 1 or more, or None")
+        if self.num_threads is not None and not 1 <= self.num_threads <= 1024:
+            raise ConfigurationError(f"BuildOptions.num_threads={self.num_threads!r}: give 1 to 1024, or None")
         if not 0 < self.max_memory_gb < 1e6:
             raise ConfigurationError(f"BuildOptions.max_memory_gb={self.max_memory_gb!r}: give more than 0")
 
@@ -160,7 +160,7 @@ def _padded(dim: int) -> int:
 def _build_graph(work: Path, options: BuildOptions, dim: int) -> None:
     threads = options.num_threads or len(os.sched_getaffinity(0))
     request = {
-        "sys_path": sys.path,
+        "sys_path": [str(entry) for entry in sys.path],
         "parent_pid": os.getpid(),
         "error_file": str(work / _ERROR_FILE),
         "arguments": {

@@ -67,6 +67,7 @@ _memmove = types.ExternalFunction("memmove", types.uintp(types.uintp, types.uint
 _pread = types.ExternalFunction("pread", types.intp(types.int32, types.uintp, types.uintp, types.int64))
 _fadvise = types.ExternalFunction("posix_fadvise", types.int32(types.int32, types.int64, types.int64, types.int32))
 
+Integer = int | np.int64
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 
@@ -160,7 +161,7 @@ def _exact_distance(vectors: npt.NDArray[np.float32], offset: int, query: npt.ND
 
 
 @_compiled
-def _add_candidate(state: SearchState, node: int, distance: np.float32) -> None:
+def _add_candidate(state: SearchState, node: Integer, distance: np.float32) -> None:
     counters, distances = state.counters, state.candidate_distance
     nodes, expanded = state.candidate_node, state.candidate_expanded
     count = counters[NUM_CANDIDATES]
@@ -193,7 +194,7 @@ def _add_candidate(state: SearchState, node: int, distance: np.float32) -> None:
 
 
 @_compiled
-def _first_sight(seen_bits: npt.NDArray[np.uint8], node: int) -> bool:
+def _first_sight(seen_bits: npt.NDArray[np.uint8], node: Integer) -> bool:
     bit = np.uint8(1 << (node & 7))
     if seen_bits[node >> 3] & bit:
         return False
@@ -253,7 +254,7 @@ def _read_beam(graph: GraphArrays, state: SearchState, width: int, descriptor: i
 
 
 @_compiled
-def _offer_to_pool(state: SearchState, node: int, distance: np.float32) -> bool:
+def _offer_to_pool(state: SearchState, node: Integer, distance: np.float32) -> bool:
     """Keeps the k best of *all* expanded nodes, also of those that have left the candidate list."""
     nodes, distances = state.pool_node, state.pool_distance
     size, k = state.counters[POOL_SIZE], nodes.shape[0]
@@ -272,7 +273,7 @@ def _offer_to_pool(state: SearchState, node: int, distance: np.float32) -> bool:
 
 
 @_compiled
-def _collect_neighbours(graph: GraphArrays, state: SearchState, offset: int, found: int) -> int:
+def _collect_neighbours(graph: GraphArrays, state: SearchState, offset: int, found: Integer) -> Integer:
     """Appends a node's neighbours that were never seen; returns the new count, or -1 for a damaged node."""
     at = offset + graph.dim
     degree = np.int64(state.sectors[at])
@@ -292,7 +293,7 @@ def _collect_neighbours(graph: GraphArrays, state: SearchState, offset: int, fou
 def _expand_beam(graph: GraphArrays, state: SearchState, width: int) -> bool:
     counters = state.counters
     changed = False
-    found = np.int64(0)
+    found: Integer = np.int64(0)  # one compilation: a literal would be of another type
     for b in range(width):
         offset = state.beam_offset[b]
         distance = _exact_distance(state.vectors, offset, state.query)

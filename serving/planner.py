@@ -67,12 +67,26 @@ class Limits:
 
 @dataclass(slots=True)
 class Plan:
-    """The outcome: tokens by request id (in order of rank), victims in the order of their eviction, and requests
-    that turned out to have nothing to compute because the prefix cache holds all of it."""
+    """The outcome of planning.
+
+    Attributes:
+        num_tokens: tokens by request id, in the order of rank.
+        victims: whose KV goes, in the order of eviction.
+        nothing_to_compute: requests of which the prefix cache turned out to hold all that may be computed now.
+        trimmed: requests that got less than they wanted.
+    """
 
     num_tokens: dict[str, int] = field(default_factory=dict)
     victims: list[Request] = field(default_factory=list)
     nothing_to_compute: list[Request] = field(default_factory=list)
+    trimmed: set[str] = field(default_factory=set)
+
+    def limit(self, request_id: str, num_wanted: int) -> int:
+        """How many of the tokens that a request wants the plan lets it have. One that got all that it wanted when the
+        plan was made is not held to the number: what it wants may have changed with the prefix cache."""
+        if request_id in self.num_tokens and request_id not in self.trimmed:
+            return num_wanted
+        return min(num_wanted, self.num_tokens.get(request_id, 0))
 
 
 class Planner:
@@ -128,6 +142,7 @@ class _Walk:
             if num_new <= 0 and candidate.num_held_back:
                 self.plan.nothing_to_compute.append(request)
                 return
+        num_wanted = num_new
         if self.limits.num_tokens_per_prefill:
             num_new = min(num_new, self.limits.num_tokens_per_prefill)
         num_new = min(num_new, self.num_tokens)
@@ -139,10 +154,10 @@ class _Walk:
         num_new, num_blocks = self._fit(candidate, num_computed, num_new, hit, victims)
         if num_new <= 0:
             return
-        self._commit(candidate, num_new, num_blocks, victims)
+        self._commit(candidate, num_wanted, num_new, num_blocks, victims)
 
     def _commit(
-        self, candidate: Candidate, num_new: int, num_blocks: int, victims: list[tuple[Candidate, int]]
+        self, candidate: Candidate, num_wanted: int, num_new: int, num_blocks: int, victims: list[tuple[Candidate, int]]
     ) -> None:
         for victim, num_reclaimed in victims:
             self._evicted.add(victim.request.request_id)
@@ -153,6 +168,8 @@ class _Walk:
         self.num_tokens -= num_new
         self.num_slots -= candidate.needs_slot
         self.plan.num_tokens[candidate.request.request_id] = num_new
+        if num_new < num_wanted:
+            self.plan.trimmed.add(candidate.request.request_id)
 
     def _fit(
         self,

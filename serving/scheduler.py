@@ -69,6 +69,8 @@ class Stream2LLMScheduler(Scheduler):
         self.num_open = 0
         self._plan: Plan | None = None
         self._plan_failed = False
+        # Waiting requests outside the plan, while vLLM schedules it.
+        self._num_hidden = 0
         # Requests that the worker keeps state of. Only the V2 model runner has a fixed number of places for it.
         self._resident: set[str] = set()
         self._admission_order: dict[str, int] = {}
@@ -308,9 +310,10 @@ class Stream2LLMScheduler(Scheduler):
             request.num_computed_tokens + 2 - placeholders >= request.num_prompt_tokens + request.max_tokens
         ):
             return 0  # its last token is already in flight
-        return int(
-            request.num_tokens_with_spec + placeholders - request.num_computed_tokens - self._num_held_back(request)
-        )
+        wanted = request.num_tokens_with_spec + placeholders - request.num_computed_tokens
+        if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+            wanted = max(1, wanted)  # a prompt that was loaded whole computes its last token again
+        return int(wanted - self._num_held_back(request))
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """vLLM asks here, last of all, how many tokens a request may compute in this step."""
@@ -318,7 +321,7 @@ class Stream2LLMScheduler(Scheduler):
         if self._num_held_back(request):
             num_new_tokens = min(num_new_tokens, request.num_tokens - 1 - num_computed_tokens)
         if self._plan is not None:
-            num_new_tokens = min(num_new_tokens, self._plan.num_tokens.get(request.request_id, 0))
+            num_new_tokens = self._plan.limit(request.request_id, num_new_tokens)
         return max(num_new_tokens, 0)
 
     # ---- a step -------------------------------------------------------------------------------------------------
@@ -408,22 +411,29 @@ class Stream2LLMScheduler(Scheduler):
             return False
         if request.status in _BLOCKED and request.request_id not in self.parked:
             return False
-        if running and request.num_computed_tokens >= request.num_tokens + request.num_output_placeholders:
-            return False
         return bool(self._request_blocks_can_be_freed(request))
 
     def _limits_of_step(self) -> Limits:
         places = self.max_num_active_reqs - len(self.running) - self._num_foreign_sessions
         if self.use_v2_model_runner:
             places -= len(self._resident_elsewhere())
-        threshold = self.scheduler_config.long_prefill_token_threshold
         return Limits(
             num_tokens=self.max_num_scheduled_tokens,
-            num_tokens_per_prefill=threshold if threshold > 0 else 0,
+            num_tokens_per_prefill=self._long_prefill_threshold(),
             num_slots=places,
             watermark_blocks=self.kv_cache_manager.watermark_blocks if self.running else 0,
             lookahead_tokens=self.num_lookahead_tokens,
         )
+
+    def _long_prefill_threshold(self) -> int:
+        """The longest prefill chunk that vLLM will give one request in this step, 0 for no limit."""
+        threshold = self.scheduler_config.long_prefill_token_threshold
+        num_eligible = sum(self.get_request_counts())
+        if threshold <= 0 or num_eligible <= 1:
+            return 0
+        if self.adaptive_long_prefill_threshold:
+            threshold = max(threshold, self.scheduler_config.max_num_batched_tokens // num_eligible)
+        return int(threshold)
 
     @property
     def _num_foreign_sessions(self) -> int:
@@ -480,11 +490,13 @@ class Stream2LLMScheduler(Scheduler):
                 visible.add_request(request)
             hidden[name] = queue
             setattr(self, name, visible)
+            self._num_hidden += len(queue) - len(visible)
         self._plan = plan
         try:
             yield
         finally:
             self._plan = None
+            self._num_hidden = 0
             for name, queue in hidden.items():
                 self._restore(name, queue, rank)
 
@@ -525,7 +537,7 @@ class Stream2LLMScheduler(Scheduler):
 
     def get_request_counts(self) -> tuple[int, int]:
         num_running, num_waiting = super().get_request_counts()
-        return num_running, num_waiting + len(self.parked)
+        return num_running, num_waiting + len(self.parked) + self._num_hidden
 
     def get_num_unfinished_requests(self) -> int:
         num_unfinished = int(super().get_num_unfinished_requests())

@@ -66,13 +66,13 @@ def render_frame(
     Raises:
         ConfigurationError: `user` lacks a slot, or the template loses, repeats or swaps them.
     """
+    _check_reads_special_tokens(tokenizer)
     _check_texts(tokenizer, system, user)
     user = user.replace("{context}", _CONTEXT_SLOT).replace("{question}", _QUESTION_SLOT)
     if chat_template is None and getattr(tokenizer, "chat_template", None) is None:
         text = (f"{system}\n\n" if system else "") + user + answer_cue
         return PromptFrame(*_split(text), structure="", is_chat=False)
 
-    _check_parses_special_tokens(tokenizer)
     arguments = {**(template_arguments or {}), "chat_template": chat_template}
     reason: object = "it writes the context and the question other than once each, in this order"
     for shape in _shapes(system):
@@ -162,13 +162,13 @@ def _check_texts(tokenizer: Tokenizer, system: str | None, user: str) -> None:
                 )
 
 
-def _check_parses_special_tokens(tokenizer: Tokenizer) -> None:
-    for token_id, token in special_tokens(tokenizer).items():
+def _check_reads_special_tokens(tokenizer: Tokenizer) -> None:
+    """Refuses tokenizers (mistral-common's) that read no special token in text: a rendered template is text."""
+    for token, token_id in zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True):
         if list(tokenizer(token, add_special_tokens=False)["input_ids"]) != [token_id]:
             raise ConfigurationError(
-                f"{type(tokenizer).__name__} does not read special tokens such as {token!r} in text, so a "
-                "chat template's text cannot be encoded. Load the model's tokenizer.json instead "
-                "(PreTrainedTokenizerFast)."
+                f"{type(tokenizer).__name__} does not read special tokens such as {token!r} in text, so a chat "
+                "template cannot be encoded. Load the model's tokenizer.json (PreTrainedTokenizerFast) instead."
             )
         return
 

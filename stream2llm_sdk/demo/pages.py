@@ -29,10 +29,10 @@ class _ModuleDoc(pydoc.HTMLDoc):
 
 
 def _render(name: str) -> str | None:
-    """One page, or None for a module that this Python does not have."""
+    """One page, or None for a module that cannot be imported here."""
     try:
         module = importlib.import_module(name)
-    except ImportError:
+    except Exception:  # whatever a module of another platform raises
         return None
     doc = _ModuleDoc()
     return _ADDRESS.sub("", doc.page(pydoc.describe(module), doc.docmodule(module, name)))

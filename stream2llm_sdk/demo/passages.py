@@ -73,7 +73,7 @@ def _pack(paragraphs: tuple[Paragraph, ...], min_words: int, max_words: int) -> 
             if not packed or num_words >= min_words or num_words + added > max_words:
                 packed.append([])
                 num_words = 0
-            packed[-1].append(Paragraph(text, paragraph.anchor))
+            packed[-1].append(Paragraph(text.rstrip(), paragraph.anchor))
             num_words += added
     if len(packed) > 1 and sum(_num_words(paragraph.text) for paragraph in packed[-2]) + num_words <= max_words:
         tail = packed.pop()
@@ -82,7 +82,8 @@ def _pack(paragraphs: tuple[Paragraph, ...], min_words: int, max_words: int) -> 
 
 
 def _fitting(text: str, max_words: int, boundaries: tuple[re.Pattern[str], ...]) -> list[str]:
-    """Cuts `text` at the first kind of boundary, and at the next kind whatever is still too long."""
+    """Cuts `text` at the first kind of boundary, and at the next kind whatever is still too long. Joined, the
+    pieces are the text."""
     if _num_words(text) <= max_words:
         return [text]
     ends = [match.end() for match in boundaries[0].finditer(text)]
@@ -91,14 +92,14 @@ def _fitting(text: str, max_words: int, boundaries: tuple[re.Pattern[str], ...])
     current = ""
     for piece in pieces:
         if current and _num_words(current + piece) > max_words:
-            fitting.append(current.rstrip())
+            fitting.append(current)
             current = ""
         if _num_words(piece) > max_words:
             *whole, current = _fitting(piece, max_words, boundaries[1:])
             fitting += whole
         else:
             current += piece
-    return [*fitting, current.rstrip()]
+    return [*fitting, current]
 
 
 def _num_words(text: str) -> int:

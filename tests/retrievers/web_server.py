@@ -103,7 +103,7 @@ class WebServer:
         self.requests.append(path)
         self.hosts += [line[6:] for line in request.split("\r\n") if line.lower().startswith("host: ")]
         await self._count(active=1)
-        answer = asyncio.ensure_future(self.routes[path](writer))
+        answer = asyncio.ensure_future(self.routes[path.partition("?")[0]](writer))
         hang_up = asyncio.ensure_future(reader.read())
         try:
             await asyncio.wait({answer, hang_up}, return_when=asyncio.FIRST_COMPLETED)

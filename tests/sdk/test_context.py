@@ -8,6 +8,7 @@ from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
+
 from stream2llm_sdk.context import (
     Append,
     Chunk,

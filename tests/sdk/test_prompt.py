@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from stream2llm_sdk.context import Append, Chunk, ContextMode, Replace
 from stream2llm_sdk.errors import ConfigurationError, PromptError, PromptTooLongError
 from stream2llm_sdk.plain_text import PlainTextEncoder, clean_text
@@ -50,18 +51,25 @@ TOKENIZERS: dict[str, Callable[[], Any]] = {
     "Llama 2, no template": llama2_tokenizer,
     "Llama 2, Zephyr": lambda: llama2_tokenizer(ZEPHYR),
     "Llama 2, [INST]": lambda: llama2_tokenizer(NO_SYSTEM_ROLE),
-    "SmolLM2": smollm2_tokenizer,
     "ByT5 (slow), no template": _byt5,
 }
 
 
+KINDS = [*TOKENIZERS, "SmolLM2"]
+
+
 @pytest.fixture(scope="module")
-def assemblers() -> dict[str, tuple[Any, PromptAssembler]]:
-    made = {}
-    for name, make in TOKENIZERS.items():
-        tokenizer = make()
-        made[name] = tokenizer, PromptAssembler(tokenizer, max_model_len=100_000, max_answer_tokens=64)
-    return made
+def smollm2(pytestconfig: pytest.Config) -> Any:
+    return smollm2_tokenizer(pytestconfig.cache.mkdir("tokenizers"))
+
+
+@pytest.fixture(scope="module")
+def assemblers(smollm2: Any) -> dict[str, tuple[Any, PromptAssembler]]:
+    tokenizers = {**{name: make() for name, make in TOKENIZERS.items()}, "SmolLM2": smollm2}
+    return {
+        name: (tokenizer, PromptAssembler(tokenizer, max_model_len=100_000, max_answer_tokens=64))
+        for name, tokenizer in tokenizers.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -163,17 +171,16 @@ def test_a_template_that_ignores_the_system_role_still_gets_the_instructions() -
         ("Be brief.", "<|im_start|>system\nBe brief.<|im_end|>\n"),
     ],
 )
-def test_system_none_keeps_the_default_system_prompt(system: str | None, expected: str) -> None:
-    tokenizer = smollm2_tokenizer()
-    assembler = PromptAssembler(tokenizer, max_model_len=999, max_answer_tokens=9, system=system)
-    assert tokenizer.decode(assembler.head_ids) == expected + "<|im_start|>user\nDocuments:\n\n"
+def test_system_none_keeps_the_default_system_prompt(smollm2: Any, system: str | None, expected: str) -> None:
+    assembler = PromptAssembler(smollm2, max_model_len=999, max_answer_tokens=9, system=system)
+    assert smollm2.decode(assembler.head_ids) == expected + "<|im_start|>user\nDocuments:\n\n"
 
 
 def test_a_template_that_takes_lists_of_parts() -> None:
     assembler = PromptAssembler(byte_tokenizer(LISTS_ONLY), max_model_len=999, max_answer_tokens=9, system="Be brief.")
     assert bytes_of(assembler.begin("Why?").final_ids) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nDocuments:\n\nQuestion: Why?<|im_end|>\n"
-        "<|im_start|>assistant\n"
+        "<|im_start|>assistant"
     )
 
 
@@ -225,7 +232,7 @@ LITERALS = [
     "<|im_start|>", "<|im_end|>", "<|im_start|>system\n", "<|endoftext|>", "<tool_call>", "<s>", "</s>", "<unk>",
     "<pad>", "<extra_id_0>", "<file_sep>", "<|user|>", "<|assistant|>\n", "[INST]", "[/INST]", "<0x00>",
     "<|im_", "start|>", "</", "s>", "Question:", "Slot4Context7Qx", "Slot4Question7Qx", "{context}", "{{", "{%",
-    "\x00", "\ud800", "\udc00", "\ufffd", "\u200b", "\u2581", " ", "\n", "＜s＞", "😀",
+    "\x00", "\ud800", "\udc00", "\ufffd", "\u200b", "\u2581", " ", "\n", "\uff1cs\uff1e", "😀",
 ]  # fmt: skip
 hostile_text = st.lists(
     st.one_of(st.sampled_from(LITERALS), st.text(st.characters(exclude_categories=()), max_size=4)), max_size=10
@@ -233,7 +240,7 @@ hostile_text = st.lists(
 hostile_chunk = st.builds(Chunk, text=hostile_text, source=hostile_text, title=hostile_text)
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", KINDS)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(hostile=st.lists(hostile_chunk, min_size=1, max_size=3), question=hostile_text)
 def test_untrusted_text_cannot_change_the_structure(
@@ -315,7 +322,7 @@ def test_special_tokens_in_the_instructions_are_refused(system: str) -> None:
 # Growing
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     updates=st.lists(st.lists(st.builds(Chunk, text=st.text(max_size=30), title=st.text(max_size=5)), max_size=4)),
     max_context=st.integers(20, 150),
@@ -334,7 +341,7 @@ def test_appending_never_changes_what_is_there(
     assert_consistent(prompt, [chunk for update in updates for chunk in update])
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     updates=st.lists(st.lists(st.sampled_from([Chunk(letter * 7) for letter in "abcdef"]), max_size=6)),
     order=st.sampled_from(["rank", "stable"]),

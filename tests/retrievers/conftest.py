@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # tests import their helpers by name
+
+from web_server import WebServer
+
+from stream2llm_sdk.retrievers.convert_pool import ConverterPool
+from stream2llm_sdk.retrievers.crawler import CrawlerRetriever
+
+
+@pytest.fixture
+async def web() -> AsyncIterator[WebServer]:
+    async with WebServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+async def converters() -> AsyncIterator[ConverterPool]:
+    """Two processes for all tests, because each takes seconds to start."""
+    async with ConverterPool(2) as pool:
+        await pool.warm_up()
+        yield pool
+
+
+@pytest.fixture
+def crawler(converters: ConverterPool) -> Iterator[Callable[..., CrawlerRetriever]]:
+    """Makes crawlers that may read the loopback."""
+
+    def make(*urls: str, **options: Any) -> CrawlerRetriever:
+        options = {"allow_networks": ["127.0.0.0/8"], "converters": converters, "page_timeout_s": 30.0, **options}
+        return CrawlerRetriever(urls or None, **{"max_pages": max(10, len(urls)), **options})
+
+    return make

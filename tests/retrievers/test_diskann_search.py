@@ -1,0 +1,327 @@
+"""The steppable search over DiskANN's layout: the same results as the native one, and when a pool is emitted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from stream2llm_sdk.errors import ConfigurationError, IndexFormatError, RetrievalError
+from stream2llm_sdk.retrievers import diskann_kernel
+from stream2llm_sdk.retrievers.diskann_index import DiskANNIndex, build_index
+from stream2llm_sdk.retrievers.diskann_layout import GRAPH_FILE, SECTOR_BYTES, read_layout
+from stream2llm_sdk.retrievers.diskann_search import (
+    BeamSearch,
+    EmissionGate,
+    Graph,
+    Pool,
+    SearchOptions,
+    SearchStatus,
+)
+from stream2llm_sdk.retrievers.shared_file import SharedFile
+
+Vectors = npt.NDArray[np.float32]
+
+
+class RowEmbedder:
+    """Embeds the text "17" as row 17 of a matrix."""
+
+    name = "rows"
+
+    def __init__(self, vectors: Vectors) -> None:
+        self._vectors = vectors
+        self.dim = vectors.shape[1]
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        return self._vectors[[int(text) for text in texts]]
+
+
+class Corpus:
+    """Clustered unit vectors, an index of them, and queries with their true neighbours."""
+
+    def __init__(self, directory: Path, num_vectors: int, dim: int, num_queries: int = 120) -> None:
+        random = np.random.default_rng(dim)
+        centres = random.standard_normal((60, dim))
+        points = centres[random.integers(0, 60, num_vectors + num_queries)]
+        points = points + 0.8 * random.standard_normal(points.shape)
+        points /= np.linalg.norm(points, axis=1, keepdims=True)
+        points = points.astype(np.float32)
+        self.vectors, self.queries = points[:num_vectors], points[num_vectors:]
+        self.directory = directory
+        texts = [str(row) for row in range(num_vectors)]
+        build_index(texts, directory, embedder=RowEmbedder(self.vectors)).close()
+        self.graph = Graph(read_layout(directory), SharedFile(directory / GRAPH_FILE))
+
+    def neighbours(self, query: Vectors, k: int = 10) -> set[int]:
+        return set(np.argsort(-(self.vectors @ query))[:k].tolist())
+
+    def search(self, query: Vectors, options: SearchOptions) -> Pool:
+        search = BeamSearch(self.graph, query, options)
+        while search.run() is not SearchStatus.FINISHED:
+            pass
+        return search.pool
+
+
+@pytest.fixture(scope="module", params=[(3000, 128), (700, 1024)], ids=["128-d", "1024-d, long nodes"])
+def corpus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
+    made = Corpus(tmp_path_factory.mktemp("corpus") / "index", *request.param)
+    yield made
+    made.graph.file.close()
+
+
+@pytest.mark.parametrize(("search_list_size", "beam_width"), [(20, 4), (100, 4), (320, 8)])
+def test_finds_what_the_native_search_finds(corpus: Corpus, search_list_size: int, beam_width: int) -> None:
+    os.environ.setdefault("RUST_LOG", "error")
+    import diskannpy
+
+    try:
+        native = diskannpy.StaticDiskIndex(index_directory=str(corpus.directory), num_threads=1, beam_width=beam_width)
+    except Exception as error:
+        pytest.skip(f"the native search cannot load here (it needs io_uring): {error}")
+    options = SearchOptions(search_list_size=search_list_size, beam_width=beam_width)
+    same_order = 0
+    for query in corpus.queries:
+        expected = native.search(query, k_neighbors=10, complexity=search_list_size)
+        found = corpus.search(query, options)
+        ties = np.allclose(found.distances, expected.distances, atol=1e-5)
+        same_order += list(found.nodes) == expected.identifiers.tolist() or ties
+        # Ours also keeps expanded nodes that left the candidate list: never worse at any rank.
+        assert (np.array(found.distances) <= np.array(expected.distances) + 1e-5).all()
+    assert same_order >= (0.98 if search_list_size >= 100 else 0.9) * len(corpus.queries)
+
+
+def test_distances_are_exact(corpus: Corpus) -> None:
+    for query in corpus.queries[:20]:
+        found = corpus.search(query, SearchOptions())
+        expected = ((corpus.vectors[list(found.nodes)] - query) ** 2).sum(axis=1)
+        assert np.allclose(found.distances, expected, atol=1e-5)
+        assert list(found.distances) == sorted(found.distances)
+
+
+def test_stepping_one_iteration_at_a_time_changes_nothing(corpus: Corpus) -> None:
+    options = SearchOptions(gate=None)
+    for query in corpus.queries[:30]:
+        stepped, whole = BeamSearch(corpus.graph, query, options), BeamSearch(corpus.graph, query, options)
+        iterations = 1
+        while stepped.advance(1) is SearchStatus.RUNNING:
+            iterations += 1
+            assert stepped.num_iterations == iterations - 1
+        assert whole.run() is SearchStatus.FINISHED
+        assert stepped.pool == whole.pool
+        assert (stepped.num_expansions, stepped.num_comparisons) == (
+            whole.num_expansions,
+            whole.num_comparisons,
+        )
+
+
+def emitted_pools(search: BeamSearch) -> list[Pool]:
+    pools: list[Pool] = []
+    while True:
+        status = search.run()
+        pools.append(search.pool)
+        if status is SearchStatus.FINISHED:
+            return pools
+
+
+def test_the_gate_opens_early_on_a_pool_that_is_nearly_right(corpus: Corpus) -> None:
+    options = SearchOptions(search_list_size=320, beam_width=8)
+    recalls, fractions = [], []
+    for query in corpus.queries:
+        search = BeamSearch(corpus.graph, query, options)
+        assert search.run() is SearchStatus.GATE_OPEN
+        recalls.append(len(set(search.pool.nodes) & corpus.neighbours(query)) / 10)
+        at = search.num_iterations
+        emitted_pools(search)
+        fractions.append(at / search.num_iterations)
+    assert np.mean(recalls) > 0.95
+    assert np.median(fractions) < 0.5
+
+
+@pytest.mark.parametrize("gate", [EmissionGate(), EmissionGate(0, 0), EmissionGate(4, 1)])
+def test_every_emitted_pool_is_another_and_better_one(corpus: Corpus, gate: EmissionGate) -> None:
+    options = SearchOptions(search_list_size=200, beam_width=2, gate=gate)
+    for query in corpus.queries[:40]:
+        *early, last_but_final, final = [
+            Pool((), (float("inf"),)),
+            *emitted_pools(BeamSearch(corpus.graph, query, options)),
+        ]
+        pools = [*early, last_but_final]
+        for worse, better in zip(pools, pools[1:], strict=False):
+            assert set(worse.nodes) != set(better.nodes)
+            assert sum(better.distances) < sum(worse.distances)
+        assert sum(final.distances) <= sum(last_but_final.distances)
+        assert final == corpus.search(query, SearchOptions(search_list_size=200, beam_width=2, gate=None))
+
+
+def test_a_stricter_gate_emits_less_often(corpus: Corpus) -> None:
+    counts = []
+    for gate in (EmissionGate(0, 0), EmissionGate(8, 1), EmissionGate(64, 4)):
+        options = SearchOptions(search_list_size=100, beam_width=1, gate=gate)
+        counts.append(
+            sum(len(emitted_pools(BeamSearch(corpus.graph, query, options))) for query in corpus.queries[:30])
+        )
+    assert counts[0] > counts[1] >= counts[2]
+
+
+def test_the_gate_stays_shut_when_the_list_is_shorter_than_its_rank(corpus: Corpus) -> None:
+    options = SearchOptions(k=10, search_list_size=19, gate=EmissionGate(0, 2))
+    assert {len(emitted_pools(BeamSearch(corpus.graph, q, options))) for q in corpus.queries[:30]} == {1}
+
+
+def test_many_searches_at_once_on_one_graph(corpus: Corpus) -> None:
+    options = SearchOptions(search_list_size=150)
+    expected = [corpus.search(query, options) for query in corpus.queries]
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(3):
+            assert list(threads.map(lambda q: corpus.search(q, options), corpus.queries)) == expected
+
+
+def test_a_search_that_is_told_to_stop_stops(corpus: Corpus) -> None:
+    stop = threading.Event()
+    search = BeamSearch(corpus.graph, corpus.queries[0], SearchOptions())
+    search.advance(1)
+    stop.set()
+    assert search.run(stop) is SearchStatus.STOPPED
+    assert search.num_iterations == 1
+
+
+def test_closing_the_file_ends_a_search_with_an_error(corpus: Corpus) -> None:
+    graph = Graph(corpus.graph.layout, SharedFile(corpus.directory / GRAPH_FILE))
+    search = BeamSearch(graph, corpus.queries[0], SearchOptions())
+    search.advance(1)
+    graph.file.close()
+    with pytest.raises(RetrievalError, match="closed"):
+        search.advance(1)
+
+
+def test_closing_waits_for_the_reader(corpus: Corpus) -> None:
+    file = SharedFile(corpus.directory / GRAPH_FILE)
+    closer = threading.Thread(target=file.close)
+    with file.reading() as descriptor:
+        closer.start()
+        closer.join(0.05)
+        assert closer.is_alive()
+        assert len(os.pread(descriptor, SECTOR_BYTES, 0)) == SECTOR_BYTES
+    closer.join(10)
+    assert not closer.is_alive()
+
+
+def test_a_file_cut_while_it_is_open_is_an_error(corpus: Corpus, tmp_path: Path) -> None:
+    path = tmp_path / GRAPH_FILE
+    shutil.copy(corpus.directory / GRAPH_FILE, path)
+    file = SharedFile(path)
+    os.truncate(path, SECTOR_BYTES)
+    try:
+        with pytest.raises(IndexFormatError, match="cut while open"):
+            BeamSearch(Graph(corpus.graph.layout, file), corpus.queries[0], SearchOptions()).run()
+    finally:
+        file.close()
+
+
+@pytest.mark.parametrize("word", [0xFFFFFFFF, 0x7FFFFFFF, 5_000_000])
+def test_neighbours_that_do_not_exist_are_an_error(corpus: Corpus, tmp_path: Path, word: int) -> None:
+    path = tmp_path / GRAPH_FILE
+    raw = np.fromfile(corpus.directory / GRAPH_FILE, np.uint32)
+    raw[SECTOR_BYTES // 4 :] = word
+    raw.tofile(path)
+    file = SharedFile(path)
+    try:
+        with pytest.raises(IndexFormatError, match="damaged"):
+            BeamSearch(Graph(corpus.graph.layout, file), corpus.queries[0], SearchOptions()).run()
+    finally:
+        file.close()
+
+
+def test_random_bytes_for_nodes_never_crash(corpus: Corpus, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    original = np.fromfile(corpus.directory / GRAPH_FILE, np.uint8)
+    path = tmp_path / GRAPH_FILE
+    for _ in range(10):
+        raw = original.copy()
+        places = random.integers(SECTOR_BYTES, len(raw), len(raw) // 500)
+        raw[places] = random.integers(0, 256, len(places))
+        raw.tofile(path)
+        file = SharedFile(path)
+        for query in corpus.queries[:10]:
+            try:
+                BeamSearch(Graph(corpus.graph.layout, file), query, SearchOptions()).run()
+            except IndexFormatError as error:
+                assert "damaged" in str(error)
+        file.close()
+
+
+@pytest.mark.parametrize("bad", [np.zeros(5), np.full(2000, np.nan), np.zeros((1, 128))])
+def test_a_query_of_another_shape_or_not_finite_is_refused(corpus: Corpus, bad: Vectors) -> None:
+    with pytest.raises(RetrievalError, match="query vector"):
+        BeamSearch(corpus.graph, np.resize(bad, corpus.graph.layout.dim) if bad.size == 2000 else bad, SearchOptions())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"k": 0}, "k=0"),
+        ({"k": 2.5}, "k=2.5"),
+        ({"search_list_size": 5, "k": 10}, "at least k"),
+        ({"beam_width": 0}, "beam_width=0"),
+        ({"beam_width": 1000}, "512"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(arguments: dict[str, int], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        SearchOptions(**arguments)
+    with pytest.raises(ConfigurationError, match="min_stable_expansions=-1"):
+        EmissionGate(-1)
+
+
+@pytest.mark.parametrize(("num_vectors", "dim"), [(1, 8), (2, 3), (5, 100), (50, 33), (255, 12), (300, 1)])
+def test_few_vectors_of_any_dimension_are_all_found(tmp_path: Path, num_vectors: int, dim: int) -> None:
+    random = np.random.default_rng(num_vectors)
+    vectors = random.standard_normal((num_vectors, dim)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    rows = [str(row) for row in range(num_vectors)]
+    with build_index(rows, tmp_path / "index", embedder=RowEmbedder(vectors)) as index:
+        for row in range(0, num_vectors, 7):
+            found = index.search(str(row), SearchOptions(k=60))
+            expected = np.sort(vectors @ vectors[row])[::-1][:60]
+            assert np.allclose([chunk.score for chunk in found], expected, atol=1e-5)
+
+
+def test_identical_vectors_fill_the_pool(tmp_path: Path) -> None:
+    vectors = np.ones((500, 16), np.float32)
+    rows = [str(row) for row in range(500)]
+    with build_index(rows, tmp_path / "index", embedder=RowEmbedder(vectors)) as index:
+        found = index.search("0", SearchOptions(k=20))
+    assert len({chunk.text for chunk in found}) == 20
+    assert all(chunk.score == pytest.approx(1) for chunk in found)
+
+
+def test_compiles_without_a_cache_directory(tmp_path: Path) -> None:
+    (tmp_path / "__pycache__").write_text("a file where the cache folder would be")
+    shutil.copy(str(diskann_kernel.__file__), tmp_path / "kernel.py")
+    script = (
+        "import numpy as np, kernel\n"
+        "table = np.empty((1, 256), np.float32)\n"
+        "pivots = np.zeros((4, 256), np.float32)\n"
+        "query, centre = np.full(4, 3, np.float32), np.zeros(4, np.float32)\n"
+        "kernel.fill_distance_table(query, pivots, centre, np.array([0, 4]), table)\n"
+        "print(table.sum(), kernel.fill_distance_table.stats.cache_path)\n"
+    )
+    environment = {"PATH": os.environ["PATH"], "HOME": "/proc/nowhere", "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.split() == [str(256 * 36.0), "None"]
+
+
+def test_an_index_can_be_searched_by_the_embedder_it_was_built_with(corpus: Corpus) -> None:
+    with DiskANNIndex.open(corpus.directory, embedder=RowEmbedder(corpus.vectors)) as index:
+        assert index.search("17", SearchOptions(k=1))[0].text == "17"
