@@ -1,27 +1,14 @@
-"""HTML to Markdown with crawl4ai, and the process that does it.
-
-Conversion takes hundreds of milliseconds of Python for a large page, so it runs in processes of its own. A converter
-process speaks over one socket: frames of a JSON header and a body, one request at a time, each answered by one reply.
-"""
+"""HTML to Markdown with crawl4ai. A large page takes seconds of Python: keep it off an event loop."""
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import re
-import signal
-import socket
-import struct
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-__all__ = ["FRAME_HEAD", "ConvertedPage", "convert_html", "pack_frame", "prepare_crawl4ai", "serve"]
-
-FRAME_HEAD = struct.Struct(">II")
-"""Lengths in bytes of a frame's JSON header and of its body."""
+__all__ = ["ConvertedPage", "convert_html", "prepare_crawl4ai"]
 
 _BOILERPLATE_TAGS = ("nav", "footer", "aside", "button", "noscript", "template", "style", "script", "link", "meta")
 _MEDIA_TAGS = ("img", "picture", "svg", "video", "audio", "canvas", "iframe", "object")
@@ -99,69 +86,3 @@ def _without_boilerplate(html: str) -> str:
         element.drop_tree()
     etree.strip_tags(body, "a")  # links are not kept, and crawl4ai is slow at looking into each
     return str(lxml_html.tostring(document, encoding="unicode"))
-
-
-def pack_frame(header: dict[str, Any], body: str = "") -> bytes:
-    """One message between the pool and a converter process."""
-    head, payload = json.dumps(header).encode(), body.encode(errors="replace")
-    return FRAME_HEAD.pack(len(head), len(payload)) + head + payload
-
-
-class _JobStopped(BaseException):
-    """Not an Exception, so that a library's `except Exception` does not swallow it."""
-
-
-class _JobLoop:
-    """The converter process: answers requests until its socket is closed; SIGUSR1 stops the current one."""
-
-    def __init__(self, stream: io.BufferedRWPair) -> None:
-        self._stream = stream
-        self._is_busy = False
-        signal.signal(signal.SIGUSR1, self._stop_job)
-
-    def run(self) -> None:
-        self._send({"ready": True})
-        while (request := self._receive()) is not None:
-            header, html = request
-            self._send(*self._answer(html, header["url"]))
-
-    def _answer(self, html: str, url: str) -> tuple[dict[str, Any], str]:
-        try:
-            self._is_busy = True
-            page = convert_html(html, url)
-            self._is_busy = False
-        except _JobStopped:
-            return {"error": "stopped"}, ""
-        except Exception as error:
-            self._is_busy = False
-            return {"error": " ".join(f"{type(error).__name__}: {error}".split())}, ""
-        return {"title": page.title}, page.markdown
-
-    def _stop_job(self, *_: object) -> None:
-        if self._is_busy:
-            self._is_busy = False
-            raise _JobStopped
-
-    def _receive(self) -> tuple[dict[str, Any], str] | None:
-        head = self._stream.read(FRAME_HEAD.size)
-        if len(head) < FRAME_HEAD.size:
-            return None
-        header_size, body_size = FRAME_HEAD.unpack(head)
-        header = json.loads(self._stream.read(header_size))
-        return header, self._stream.read(body_size).decode()
-
-    def _send(self, header: dict[str, Any], body: str = "") -> None:
-        self._stream.write(pack_frame(header, body))
-        self._stream.flush()
-
-
-def serve(file_descriptor: int) -> None:
-    """The converter process's main function, on its end of the socket. Ends when the other end is closed."""
-    with socket.socket(fileno=file_descriptor) as connection, connection.makefile("rwb") as stream:
-        try:
-            prepare_crawl4ai()
-            convert_html("<html><body><p>warm</p></body></html>", "http://localhost/")
-        except Exception as error:
-            stream.write(pack_frame({"failed": f"{type(error).__name__}: {error}"}))
-            return
-        _JobLoop(stream).run()

@@ -1,17 +1,15 @@
-"""A pool of converter processes whose jobs can be stopped.
+"""Conversion in processes, as seen from the event loop: bounded, and stopped by cancelling.
 
-`concurrent.futures.ProcessPoolExecutor` cannot stop a job that runs, and killing one of its processes loses the jobs
-of all others. Here each process has its own socket: a job that is cancelled or too slow is interrupted alone, and its
-process is killed only if it does not react. The processes are fresh interpreters that do not import `__main__`, so
-a script needs no `if __name__ == "__main__"` guard.
+`concurrent.futures.ProcessPoolExecutor` cannot stop a job that runs, and if one of its processes dies, the jobs of all
+others are lost. Here every job is a process of its own, forked by a server that has crawl4ai imported already (see
+`convert_process`). The server is a fresh interpreter that does not import `__main__`, so a script needs no
+`if __name__ == "__main__"` guard.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import signal
 import socket
 import subprocess
 import sys
@@ -20,201 +18,121 @@ from types import TracebackType
 from typing import Any
 
 from stream2llm_sdk.errors import FetchError, RetrievalError
-from stream2llm_sdk.retrievers.convert import FRAME_HEAD, ConvertedPage, pack_frame, prepare_crawl4ai
+from stream2llm_sdk.retrievers.convert import ConvertedPage, prepare_crawl4ai
+from stream2llm_sdk.retrievers.convert_process import FRAME_HEAD, pack_frame
 
 __all__ = ["ConverterPool"]
 
 _PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from stream2llm_sdk.retrievers.convert import serve
+from stream2llm_sdk.retrievers.convert_process import serve
 serve(int(sys.argv[2]))
 """
-_STOP_GRACE_S = 0.5
 _ATTEMPTS = 2
 
 
-class _ProcessDied(Exception):
-    """The converter process ended, or left its protocol."""
+class _HungUp(Exception):
+    """The other end of a job's socket is closed."""
 
 
-class _ConverterProcess:
-    """One converter process, used by one caller at a time."""
+class _NotStarted(Exception):
+    """The fork server did not start a job: it died, or the system has no process left."""
+
+
+class _ForkServer:
+    """The process that forks jobs. Nothing here waits."""
 
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair()
+        self._control, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-P", "-c", _PROGRAM, json.dumps(sys.path), str(theirs.fileno())]
+            self.process = subprocess.Popen(
+                command,
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C in a terminal is the application's
+            )
+        self._finalizer = weakref.finalize(self, _end, self.process, self._control)
+
+    def start_job(self) -> socket.socket:
+        """The application's end of a new job's socket. Closing it ends the job."""
+        ours, theirs = socket.socketpair()
+        with theirs:
             try:
-                self.process = subprocess.Popen(
-                    command,
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    process_group=0,  # Ctrl-C in a terminal is the application's, not the converter's
-                )
-            except BaseException:
-                self._socket.close()
+                socket.send_fds(self._control, [b"J"], [theirs.fileno()])
+            except OSError:
+                ours.close()
                 raise
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._frame_head: bytes | None = None
-        self._is_ready = False
-        self._is_killed = False
+        return ours
 
-    @property
-    def is_alive(self) -> bool:
-        return not self._is_killed and self.process.poll() is None
-
-    async def ready(self) -> None:
-        """Waits until the process takes jobs. May be cancelled and called again."""
-        if self._is_ready:
-            return
-        if self._streams is None:
-            self._streams = await self._connect()
-        header, _ = await self._receive()
-        if "failed" in header:
-            self.kill()
-            raise RetrievalError(f"crawl4ai cannot be used: {header['failed']}")
-        self._is_ready = True
-
-    async def convert(self, html: str, url: str, timeout_s: float) -> ConvertedPage:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._send(pack_frame({"url": url}, html))
-                header, markdown = await self._receive()
-        except (asyncio.CancelledError, TimeoutError):
-            await self._stop_job()
-            raise
-        if "error" in header:
-            raise FetchError(f"cannot be converted: {header['error']:.200}")
-        return ConvertedPage(header["title"], markdown)
-
-    def kill(self) -> None:
-        """Ends the process at once; it holds nothing that needs saving."""
-        self._is_killed = True
-        self.process.kill()
-        if self._streams is not None:
-            self._streams[1].close()
-        else:
-            self._socket.close()
-
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        try:
-            return await asyncio.open_connection(sock=self._socket)
-        except BaseException:  # asyncio has closed the socket
-            self.kill()
-            raise
-
-    async def _stop_job(self) -> None:
-        """Afterwards the process is idle, or dead."""
-        try:
-            self.process.send_signal(signal.SIGUSR1)
-            async with asyncio.timeout(_STOP_GRACE_S):
-                await self._receive()
-        except (TimeoutError, _ProcessDied):
-            self.kill()
-        except BaseException:
-            self.kill()
-            raise
-
-    async def _send(self, frame: bytes) -> None:
-        assert self._streams is not None
-        try:
-            self._streams[1].write(frame)
-            await self._streams[1].drain()
-        except OSError as error:
-            raise _ProcessDied from error
-
-    async def _receive(self) -> tuple[dict[str, Any], str]:
-        """The next frame. A cancelled call loses nothing: the next one goes on where it was."""
-        assert self._streams is not None
-        reader = self._streams[0]
-        try:
-            if self._frame_head is None:
-                self._frame_head = await reader.readexactly(FRAME_HEAD.size)
-            header_size, body_size = FRAME_HEAD.unpack(self._frame_head)
-            frame = await reader.readexactly(header_size + body_size)
-        except (OSError, asyncio.IncompleteReadError) as error:
-            raise _ProcessDied from error
-        self._frame_head = None
-        return json.loads(frame[:header_size]), frame[header_size:].decode()
+    def end(self) -> None:
+        self._finalizer()
 
 
 class ConverterPool:
-    """Converts pages in `num_workers` processes. Belongs to one event loop; close it with `aclose` or `async with`.
+    """Converts pages, `num_workers` at the same time. Belongs to one event loop; close it with `aclose` or
+    `async with`.
 
-    The processes start with the pool and take seconds until their first job; jobs wait for that.
+    The first job waits until crawl4ai is imported in the fork server, which starts with the pool and takes seconds.
 
     Raises:
-        OSError: a process cannot be started.
+        OSError: the process cannot be started.
     """
 
     def __init__(self, num_workers: int) -> None:
         prepare_crawl4ai()
-        self._idle: asyncio.Queue[_ConverterProcess | None] = asyncio.Queue()
-        self._processes: set[subprocess.Popen[bytes]] = set()
-        self._converters: set[_ConverterProcess] = set()
-        self._finalizer = weakref.finalize(self, _kill_all, self._processes)
-        self._num_workers = num_workers
+        self._permits = asyncio.Semaphore(num_workers)
+        self._server = _ForkServer()
+        self._jobs: set[asyncio.StreamWriter] = set()
         self._is_closed = False
-        for _ in range(num_workers):
-            self._idle.put_nowait(self._start())
 
     @property
-    def process_ids(self) -> list[int]:
-        """Of the processes that are alive."""
-        return [process.pid for process in self._processes if process.poll() is None]
+    def server_process_id(self) -> int:
+        """The fork server, parent of the jobs."""
+        return self._server.process.pid
 
     async def warm_up(self) -> None:
-        """Waits until every process takes jobs.
+        """Waits until jobs start at once.
 
         Raises:
-            RetrievalError: crawl4ai cannot be used in them.
+            RetrievalError: crawl4ai cannot be used.
         """
-        held = [await self._idle.get() for _ in range(self._num_workers)]
-        try:
-            await asyncio.gather(*(converter.ready() for converter in held if converter is not None))
-        except _ProcessDied:
-            raise RetrievalError("a converter process ended while it started") from None
-        finally:
-            for converter in held:
-                self._give_back(converter)
+        await self.convert("", "", timeout_s=60.0)
 
     async def convert(self, html: str, url: str, *, timeout_s: float) -> ConvertedPage:
-        """The page as Markdown. Cancelling it stops the work.
+        """The page as Markdown. Cancelling it ends the job's process.
 
         Args:
             html: the page.
             url: where it comes from.
-            timeout_s: longest time for the conversion itself in seconds; waiting for a free process is not counted.
+            timeout_s: longest time for the conversion itself in seconds; waiting for a turn, or for the import of
+                crawl4ai, is not counted.
 
         Raises:
             TimeoutError: the conversion took longer.
-            FetchError: the page cannot be converted, or the process died of it twice.
-            RetrievalError: no converter process can be started, or the pool is closed.
+            FetchError: the page cannot be converted, or its process died.
+            RetrievalError: crawl4ai cannot be used, or the pool is closed.
         """
-        for _ in range(_ATTEMPTS):
-            converter = await self._idle.get()
-            try:
-                converter = self._usable(converter)
-                await converter.ready()
-                return await converter.convert(html, url, timeout_s)
-            except _ProcessDied:
-                continue
-            finally:
-                self._give_back(converter)
-        raise FetchError("the converter process died of this page")
+        async with self._permits:
+            for _ in range(_ATTEMPTS):
+                if self._is_closed:
+                    raise RetrievalError("the converter processes were closed")
+                server = self._server
+                try:
+                    return await self._run(server, html, url, timeout_s)
+                except _NotStarted:
+                    self._replace(server)
+        raise RetrievalError("no converter process can be started")
 
     async def aclose(self) -> None:
-        """Ends every process; jobs that run fail. Returns when the processes are gone."""
+        """Ends every process; jobs that run fail."""
         self._is_closed = True
-        for converter in self._converters:
-            converter.kill()
-        processes = tuple(self._processes)
-        await asyncio.to_thread(_wait_all, processes)
-        self._forget_dead()
-        self._finalizer.detach()
+        for job in self._jobs:
+            job.transport.abort()
+        await asyncio.to_thread(self._server.end)
 
     async def __aenter__(self) -> ConverterPool:
         return self
@@ -225,50 +143,57 @@ class ConverterPool:
         await self.aclose()
 
     def kill(self) -> None:
-        """Like `aclose`, for when its event loop is gone."""
+        """Like `aclose`, for when the pool's event loop is gone."""
         self._is_closed = True
-        self._finalizer()
+        self._server.end()
 
-    def _start(self) -> _ConverterProcess:
-        converter = _ConverterProcess()
-        self._processes.add(converter.process)
-        self._converters.add(converter)
-        return converter
+    def _replace(self, server: _ForkServer) -> None:
+        if server is self._server and not self._is_closed:
+            server.end()
+            self._server = _ForkServer()
 
-    def _usable(self, converter: _ConverterProcess | None) -> _ConverterProcess:
-        if self._is_closed:
-            raise RetrievalError("the converter processes were closed")
-        if converter is not None and converter.is_alive:
-            return converter
-        if converter is not None:
-            converter.kill()
-        self._forget_dead()
+    async def _run(self, server: _ForkServer, html: str, url: str, timeout_s: float) -> ConvertedPage:
         try:
-            return self._start()
+            reader, writer = await asyncio.open_connection(sock=server.start_job())
         except OSError as error:
-            raise RetrievalError(f"no converter process can be started: {error}") from error
-
-    def _give_back(self, converter: _ConverterProcess | None) -> None:
-        """Returns the place to the pool. A dead converter's successor starts now, to be ready for the next job."""
-        if self._is_closed:
-            if converter is not None:
-                converter.kill()
-        elif converter is not None and not converter.is_alive:
-            with contextlib.suppress(RetrievalError):  # the next job tries again, and reports it
-                converter = self._usable(converter)
-        self._idle.put_nowait(converter)
-
-    def _forget_dead(self) -> None:
-        self._converters = {converter for converter in self._converters if converter.is_alive}
-        self._processes -= {process for process in self._processes if process.poll() is not None}
-
-
-def _wait_all(processes: tuple[subprocess.Popen[bytes], ...]) -> None:
-    for process in processes:
-        process.wait()
+            raise _NotStarted from error
+        self._jobs.add(writer)
+        try:
+            await _wait_for_start(reader)
+            async with asyncio.timeout(timeout_s):
+                writer.write(pack_frame({"url": url}, html))
+                await writer.drain()
+                header, markdown = await _receive(reader)
+        except (_HungUp, ConnectionError) as error:
+            reason = "its converter process was closed" if self._is_closed else "its converter process died"
+            raise FetchError(f"cannot be converted: {reason}") from error
+        finally:
+            self._jobs.discard(writer)
+            writer.transport.abort()  # ends the job if it still runs
+        if "error" in header:
+            raise FetchError(f"cannot be converted: {header['error']:.200}")
+        return ConvertedPage(header["title"], markdown)
 
 
-def _kill_all(processes: set[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        process.kill()
-        process.wait()
+async def _wait_for_start(reader: asyncio.StreamReader) -> None:
+    try:
+        header, _ = await _receive(reader)
+    except (_HungUp, ConnectionError) as error:
+        raise _NotStarted from error
+    if "failed" in header:
+        raise RetrievalError(f"crawl4ai cannot be used: {header['failed']}")
+
+
+async def _receive(reader: asyncio.StreamReader) -> tuple[dict[str, Any], str]:
+    try:
+        header_size, body_size = FRAME_HEAD.unpack(await reader.readexactly(FRAME_HEAD.size))
+        frame = await reader.readexactly(header_size + body_size)
+    except asyncio.IncompleteReadError as error:
+        raise _HungUp from error
+    return json.loads(frame[:header_size]), frame[header_size:].decode()
+
+
+def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    control.close()
+    process.kill()
+    process.wait()

@@ -112,7 +112,7 @@ class DiskANNRetriever:
     async def warm_up(self) -> None:
         """Loads the embedder and the compiled search, which the first question would otherwise wait for.
 
-        Compiling takes about five seconds once; the result is cached on disk where that is possible.
+        Compiling takes a few seconds once; the result is cached on disk where that is possible.
         """
         await self._in_thread(threading.Event(), self._index.warm_up, self._options)
 

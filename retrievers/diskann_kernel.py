@@ -1,12 +1,15 @@
 """The compiled beam search over DiskANN's on-disk layout.
 
-Import this module only where a search really starts: it needs numba, and compiles at the first call (about five
+Import this module only where a search really starts: it needs numba, and compiles at the first call (a few
 seconds, then cached beside the module or in the user's cache directory).
 
 A search can be stopped and continued after every iteration, and runs without the interpreter lock. Nodes are
 read with `pread` after a `posix_fadvise` for the whole beam: a file that was cut short is an error code here,
 where a memory map would kill the process. All of a search's state lies in the arrays of a `SearchState`, owned
 by one thread at a time; a `GraphArrays` is only read and shared by all searches.
+
+All compiled functions stay in this one file: the cache notices a change only in the file of the function that
+it loads, not in those that it calls.
 """
 
 from __future__ import annotations
@@ -37,7 +40,6 @@ __all__ = [
     "GraphArrays",
     "SearchState",
     "advance",
-    "begin",
     "fill_distance_table",
 ]
 
@@ -200,15 +202,6 @@ def _first_sight(seen_bits: npt.NDArray[np.uint8], node: Integer) -> bool:
         return False
     seen_bits[node >> 3] |= bit
     return True
-
-
-@_compiled
-def begin(graph: GraphArrays, state: SearchState, first_node: int, last_node: int) -> None:
-    """Puts the nodes from `first_node` to `last_node` into the empty candidate list."""
-    for node in range(first_node, last_node + 1):
-        if _first_sight(state.seen_bits, node):
-            _add_candidate(state, node, _estimated_distance(state.distance_table, graph.codes[node]))
-            state.counters[NUM_COMPARISONS] += 1
 
 
 @_compiled

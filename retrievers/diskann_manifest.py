@@ -23,12 +23,12 @@ _BUILD_IT_AGAIN = "build the index again with build_index()"
 
 # Opening an index reads the other files whole anyway; of these two, which may be huge, only the beginning.
 _CHECKED_BY_BEGINNING = (GRAPH_FILE, DOCUMENTS_FILE)
-_BEGINNING_BYTES = 4096
+_BEGINNING_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """A file's size, and the CRC-32 of its contents (for the graph and the documents: of their first 4 KiB)."""
+    """A file's size, and the CRC-32 of its contents (for the graph and the documents: of their first 64 KiB)."""
 
     size_bytes: int
     crc32: int

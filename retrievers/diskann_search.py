@@ -27,6 +27,7 @@ __all__ = ["BeamSearch", "EmissionGate", "Graph", "Pool", "SearchOptions", "Sear
 
 # Cancelling waits for one slice: about a millisecond on a warm file.
 _SLICE_ITERATIONS = 16
+_EXHAUSTIVE_UP_TO_NODES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +146,7 @@ class BeamSearch:
         self._kernel.fill_distance_table(
             vector, layout.pivots, layout.centroid, layout.chunk_offsets, self._state.distance_table
         )
-        # A list that holds every node makes the search exhaustive whatever the graph's edges are. Beginning
-        # with all of them costs nothing then, and finds the nodes of a tiny graph that no edge leads to.
-        fits = layout.num_nodes <= options.search_list_size
-        first, last = (0, layout.num_nodes - 1) if fits else (layout.medoid, layout.medoid)
-        self._kernel.begin(graph.compiled, self._state, first, last)
+        self._begin(options.search_list_size)
 
     def advance(self, max_iterations: int) -> SearchStatus:
         """Runs up to `max_iterations` iterations, or until the gate opens or nothing is left to expand.
@@ -226,6 +223,23 @@ class BeamSearch:
             beam_offset=np.empty(width, np.int64),
             neighbours=np.empty(width * layout.max_degree, np.int64),
         )
+
+    def _begin(self, search_list_size: int) -> None:
+        """Puts the medoid into the candidate list, or every node of a graph that is smaller than the list.
+
+        Such a search expands every node it can reach anyway. Beginning with all of them costs nothing more, and
+        finds those that no edge leads to.
+        """
+        layout, kernel, state = self._graph.layout, self._kernel, self._state
+        exhaustive = layout.num_nodes <= min(search_list_size, _EXHAUSTIVE_UP_TO_NODES)
+        nodes = np.arange(layout.num_nodes) if exhaustive else np.array([layout.medoid])
+        table = state.distance_table
+        estimated = table[np.arange(len(table)), layout.codes[nodes]].sum(axis=1)
+        order = np.argsort(estimated, kind="stable")
+        state.candidate_node[: len(nodes)] = nodes[order]
+        state.candidate_distance[: len(nodes)] = estimated[order]
+        np.bitwise_or.at(state.seen_bits, nodes >> 3, (1 << (nodes & 7)).astype(np.uint8))
+        state.counters[kernel.NUM_CANDIDATES] = state.counters[kernel.NUM_COMPARISONS] = len(nodes)
 
     def _error(self, code: int) -> RetrievalError:
         path = self._graph.file.path

@@ -206,7 +206,7 @@ class Section:
             prompt._chunks,
             update.chunks,
             prompt._room_of(self, self.num_tokens),
-            is_first=not self._fitted,
+            least_cut=LEAST_CUT_TOKENS if prompt.num_context_tokens else 1,
             section=self.name,
         )
         self._fitted = [*self._fitted, *fitted]
@@ -214,10 +214,12 @@ class Section:
 
     def _replace(self, update: Replace) -> None:
         prompt = self._prompt
+        stands_alone = prompt.num_context_tokens == self.num_tokens
         self._fitted, self._dropped = fit_replace(
             prompt._chunks,
             update.chunks,
             prompt._room_of(self, 0),
+            least_cut=1 if stands_alone else LEAST_CUT_TOKENS,
             order=prompt._order,
             current=self._fitted,
             section=self.name,

@@ -99,12 +99,15 @@ class Fitted:
 
 
 def fit_append(
-    encoder: ChunkEncoder, chunks: Iterable[Chunk], room: Room, *, is_first: bool, section: str
+    encoder: ChunkEncoder, chunks: Iterable[Chunk], room: Room, *, least_cut: int, section: str
 ) -> tuple[list[Fitted], list[DroppedChunk]]:
-    """The chunks in their order while there is room; the one that overruns it is cut."""
+    """The chunks in their order while there is room; the one that overruns it is cut.
+
+    `least_cut` is the fewest tokens that the first of them may be cut to.
+    """
     fit = _Fit(encoder, room, section)
     for chunk in chunks:
-        fit.add(chunk, least_cut=1 if is_first and not fit.fitted else LEAST_CUT_TOKENS)
+        fit.add(chunk, least_cut=LEAST_CUT_TOKENS if fit.fitted else least_cut)
     return fit.fitted, fit.dropped
 
 
@@ -113,17 +116,19 @@ def fit_replace(
     chunks: Iterable[Chunk],
     room: Room,
     *,
+    least_cut: int,
     order: ChunkOrder,
     current: Sequence[Fitted],
     section: str,
 ) -> tuple[list[Fitted], list[DroppedChunk]]:
     """The chunks that fit whole, best first, arranged in `order`.
 
-    Only the best chunk may be cut: others would be cut elsewhere with every update, and lose their KV.
+    Only the best chunk may be cut, to `least_cut` tokens or more: others would be cut elsewhere with every
+    update, and lose their KV.
     """
     fit = _Fit(encoder, room, section)
     for chunk in chunks:
-        fit.add(chunk, least_cut=None if fit.fitted else 1)
+        fit.add(chunk, least_cut=None if fit.fitted else least_cut)
     if order is ChunkOrder.RANK:
         return fit.fitted, fit.dropped
     by_identity = {fitted.identity: fitted for fitted in fit.fitted}

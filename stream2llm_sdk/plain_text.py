@@ -14,7 +14,6 @@ __all__ = ["PlainTextEncoder", "clean_text"]
 # What a chat template writes around its turns when these are no special tokens: <|user|>, <<SYS>>, [INST].
 _MARKER = re.compile(r"<{1,2}[^<>\s]{1,40}>{1,2}|\[/?[A-Z][A-Z_]{1,30}\]")
 _NOT_UTF8 = re.compile(r"[\x00\ud800-\udfff]")
-_CHARS_PER_TOKEN = 8
 _UNFINISHED = "\ufffd"
 
 
@@ -63,21 +62,20 @@ class PlainTextEncoder:
     def encode_start(self, text: str, max_tokens: int) -> tuple[list[int], int]:
         """Token ids of the start of `text`, at most `max_tokens`, and how many tokens the whole text has.
 
-        The cut never falls inside a character. Of a text far longer than the limit only the start is
-        encoded, so that the time is bounded; its whole length in tokens is then extrapolated.
+        The cut never falls inside a character. Of a text far longer than the limit only a start is encoded
+        (at most 64 characters for each token allowed), so that the time is bounded; its whole length in
+        tokens is then extrapolated.
         """
-        text = clean_text(text)
-        num_chars = _CHARS_PER_TOKEN * (max_tokens + 8)
-        while True:
+        for chars_per_token in (8, 64):
+            num_chars = chars_per_token * (max_tokens + 8)
             ids = self.encode(text[:num_chars])
             if num_chars >= len(text):
                 total = len(ids)
                 break
+            total = max(len(ids) + 1, round(len(ids) * len(text) / num_chars))
             if len(ids) > max_tokens:
-                total = max(len(ids), round(len(ids) * len(text) / num_chars))
                 break
-            num_chars *= 4
-        return (ids, total) if total <= max_tokens else (self._cut(ids, max_tokens), total)
+        return (ids, total) if len(ids) <= max_tokens else (self._cut(ids, max_tokens), total)
 
     def _cut(self, ids: list[int], max_tokens: int) -> list[int]:
         # A character has at most four bytes, so at most three tokens separate a cut from a whole character.

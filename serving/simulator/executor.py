@@ -131,9 +131,7 @@ class CheckedExecutor(Executor):  # type: ignore[misc]
         if self.vllm_config.use_v2_model_runner:
             self.runner = V2RunnerState(*limits)
         else:
-            self.runner = V1RunnerState(
-                *limits, async_scheduling=bool(self.scheduler_config.async_scheduling)
-            )
+            self.runner = V1RunnerState(*limits, async_scheduling=bool(self.scheduler_config.async_scheduling))
 
     def compile_or_warm_up_model(self) -> None:
         """Nothing to compile."""
@@ -186,11 +184,7 @@ class CheckedExecutor(Executor):  # type: ignore[misc]
         computed = self._forward(scheduler_output)
         transferred = transfer.finish(metadata, scheduler_output.finished_req_ids) if transfer else None
         if not computed:
-            return (
-                ModelRunnerOutput.with_kv_conn_output_only(transferred)
-                if transfer
-                else EMPTY_MODEL_RUNNER_OUTPUT
-            )
+            return ModelRunnerOutput.with_kv_conn_output_only(transferred) if transfer else EMPTY_MODEL_RUNNER_OUTPUT
         self._pending_tokens = computed
         self._pending = _model_runner_output(computed, transferred)
         return None

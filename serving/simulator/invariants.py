@@ -46,18 +46,12 @@ class InvariantChecker:
         block, previous, free = queue.fake_free_list_head.next_free_block, queue.fake_free_list_head, set()
         while block is not queue.fake_free_list_tail:
             _require(block is not None, "the free queue ends before its tail")
-            _require(
-                block.prev_free_block is previous, f"block {block.block_id} points back to the wrong block"
-            )
+            _require(block.prev_free_block is previous, f"block {block.block_id} points back to the wrong block")
             _require(block.block_id not in free, f"block {block.block_id} is in the free queue twice")
-            _require(
-                block.ref_cnt == 0, f"block {block.block_id} is free and referenced {block.ref_cnt} times"
-            )
+            _require(block.ref_cnt == 0, f"block {block.block_id} is free and referenced {block.ref_cnt} times")
             free.add(block.block_id)
             block, previous = block.next_free_block, block
-        _require(
-            queue.fake_free_list_tail.prev_free_block is previous, "the free queue's tail is out of line"
-        )
+        _require(queue.fake_free_list_tail.prev_free_block is previous, "the free queue's tail is out of line")
         _require(
             len(free) == queue.num_free_blocks,
             f"{len(free)} blocks are in the free queue, which counts {queue.num_free_blocks}",
@@ -137,9 +131,7 @@ class InvariantChecker:
                 if (block.block_hash, group) not in self._hashed_content:
                     content = prefix_hashes(request.all_token_ids) if content is None else content
                     first = index * manager.block_size
-                    self._hashed_content[block.block_hash, group] = content[
-                        first : first + manager.block_size
-                    ]
+                    self._hashed_content[block.block_hash, group] = content[first : first + manager.block_size]
 
     def _check_hashed_content(self, memory: KVMemory) -> None:
         for block in self._pool.blocks:

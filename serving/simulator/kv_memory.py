@@ -94,9 +94,7 @@ class KVMemory:
         self.slots_per_block = max(group.block_size for group in self.groups)
         # 0 means "nothing was ever written here".
         self._slots: HashArray = np.zeros((num_blocks, self.slots_per_block), dtype=np.uint64)
-        self._marks = tuple(
-            np.uint64((index + 1) * _GROUP_MARK & 0xFFFFFFFFFFFFFFFF) for index in range(len(groups))
-        )
+        self._marks = tuple(np.uint64((index + 1) * _GROUP_MARK & 0xFFFFFFFFFFFFFFFF) for index in range(len(groups)))
         self._users: dict[int, list[BlockTable]] = {}
         self._last_writer: dict[int, str] = {}
 
@@ -157,9 +155,7 @@ class KVMemory:
             else:
                 positions = np.arange(start, stop)
                 block_of = np.array(blocks)[positions // layout.block_size - first]
-                self._slots[block_of, positions % layout.block_size] = (
-                    row.hashes[start:stop] ^ self._marks[group]
-                )
+                self._slots[block_of, positions % layout.block_size] = row.hashes[start:stop] ^ self._marks[group]
             self._note_written(blocks, table)
 
     def check(self, table: BlockTable, row: TokenRow, start: int, stop: int) -> None:

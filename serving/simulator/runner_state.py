@@ -23,9 +23,7 @@ class RunnerRequest:
 
     __slots__ = ("num_computed", "num_on_host", "num_prompt", "request_id", "row", "table")
 
-    def __init__(
-        self, request_id: str, table: BlockTable, row: TokenRow, num_prompt: int, num_computed: int
-    ) -> None:
+    def __init__(self, request_id: str, table: BlockTable, row: TokenRow, num_prompt: int, num_computed: int) -> None:
         self.request_id = request_id
         self.table = table
         self.row = row
@@ -67,9 +65,7 @@ class _State:
         try:
             return self.requests[request_id]
         except KeyError:
-            raise RunnerStateError(
-                f"request {request_id!r} was never sent to the runner, or dropped since"
-            ) from None
+            raise RunnerStateError(f"request {request_id!r} was never sent to the runner, or dropped since") from None
 
     def _forget(self, request_id: str) -> None:
         request = self.requests.pop(request_id, None)
@@ -96,9 +92,7 @@ class _State:
 class V1RunnerState(_State):
     """State of ``GPUModelRunner``: cached requests, the persistent batch, and the tokens sampled last."""
 
-    def __init__(
-        self, memory: KVMemory, max_num_requests: int, max_model_len: int, *, async_scheduling: bool
-    ) -> None:
+    def __init__(self, memory: KVMemory, max_num_requests: int, max_model_len: int, *, async_scheduling: bool) -> None:
         super().__init__(memory, max_num_requests, max_model_len)
         self._async = async_scheduling
         self._batch: set[str] = set()
@@ -119,9 +113,7 @@ class V1RunnerState(_State):
         for index in range(len(cached.req_ids)):
             self._take_cached(cached, index)
         if len(self._batch) > self._max_num_requests:
-            raise RunnerStateError(
-                f"a batch of {len(self._batch)} requests, more than {self._max_num_requests}"
-            )
+            raise RunnerStateError(f"a batch of {len(self._batch)} requests, more than {self._max_num_requests}")
 
     def span(self, request_id: str, num_tokens: int) -> tuple[RunnerRequest, int, int]:
         """See :meth:`RunnerState.span`; mirrors ``_prepare_inputs`` and ``_prepare_input_ids``."""
@@ -203,9 +195,7 @@ class V1RunnerState(_State):
     def _join_batch(self, request: RunnerRequest, cached: Any, num_outputs: int) -> None:
         if self._async and num_outputs > 0:
             if request.request_id not in cached.all_token_ids:
-                raise RunnerStateError(
-                    f"request {request.request_id!r} rejoins the batch without its token ids"
-                )
+                raise RunnerStateError(f"request {request.request_id!r} rejoins the batch without its token ids")
             outputs = cached.all_token_ids[request.request_id][-num_outputs:]
             row = TokenRow([*request.row.tokens[: request.num_prompt].tolist(), *outputs])
             self._check_length(request.request_id, len(row))
@@ -230,9 +220,7 @@ class V2RunnerState(_State):
             self._take_new(data)
         cached = scheduler_output.scheduled_cached_reqs
         if cached.resumed_req_ids:
-            raise RunnerStateError(
-                f"requests {sorted(cached.resumed_req_ids)} are resumed without being sent whole"
-            )
+            raise RunnerStateError(f"requests {sorted(cached.resumed_req_ids)} are resumed without being sent whole")
         for request_id, num_computed, new_blocks in zip(
             cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
         ):
@@ -282,8 +270,7 @@ class V2RunnerState(_State):
             raise RunnerStateError(f"request {request_id!r} was sent without prefill_token_ids")
         if len(token_ids) < len(data.prompt_token_ids):
             raise RunnerStateError(
-                f"request {request_id!r}: {len(token_ids)} prefill tokens for a prompt of "
-                f"{len(data.prompt_token_ids)}"
+                f"request {request_id!r}: {len(token_ids)} prefill tokens for a prompt of {len(data.prompt_token_ids)}"
             )
         self._check_length(request_id, len(token_ids))
         self._forget(request_id)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-import os
 import pydoc
 import re
 import sys
@@ -62,8 +61,6 @@ async def render_pages(modules: Sequence[str]) -> dict[str, str]:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        # A fixed hash seed keeps the order of sets that pydoc prints.
-        env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore"},
     )
     try:
         output, errors = await process.communicate()

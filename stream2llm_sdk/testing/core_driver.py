@@ -76,6 +76,7 @@ class CoreDriver:
             "dtype": "float32",
             "generation_config": "vllm",
             "enforce_eager": True,
+            "kv_cache_memory_bytes": 256 << 20,  # instead of most of the machine; num_gpu_blocks decides
             "skip_tokenizer_init": True,
             "disable_log_stats": True,
             **engine_args,

@@ -23,7 +23,7 @@ async def web() -> AsyncIterator[WebServer]:
 
 @pytest.fixture(scope="session")
 async def converters() -> AsyncIterator[ConverterPool]:
-    """Two processes for all tests, because each takes seconds to start."""
+    """One for all tests, because its start takes seconds."""
     async with ConverterPool(2) as pool:
         await pool.warm_up()
         yield pool

@@ -16,7 +16,7 @@ prepare_crawl4ai()
         ("<body><nav>menu</nav>direct text<footer>f</footer> and more<p>para</p></body>", "direct text and more\npara"),
         ("<h1>Head</h1><p>Some <b>bold</b> <a href='/x'>link</a> <code>x=1</code><img src=a alt=pic></p>",
          "# Head\nSome **bold** link `x=1`"),
-        ("<pre>def f():\n    return 1</pre>", "```\ndef f():\n    return 1\n\n```"),
+        ("<pre>def f():\n    return 1</pre>", "```\ndef f():\n    return 1\n```"),
         ("<aside>the whole text</aside>", "the whole text"),
         ("no tags at all", "no tags at all"),
         ("<p>a\0b &#xD800; &#0;c", "ab \ufffd \ufffdc"),

@@ -40,7 +40,9 @@ async def test_body_of_exactly_the_cap_is_read(encoding: str, body: bytes) -> No
     assert await read_capped(in_pieces(body, 7), encoding=encoding, max_bytes=max_bytes) == TEXT
 
 
-@pytest.mark.parametrize(("encoding", "body"), [("", TEXT), ("gzip", gzip.compress(TEXT)), ("deflate", zlib.compress(TEXT))])
+@pytest.mark.parametrize(
+    ("encoding", "body"), [("", TEXT), ("gzip", gzip.compress(TEXT)), ("deflate", zlib.compress(TEXT))]
+)
 async def test_one_byte_more_is_refused(encoding: str, body: bytes) -> None:
     with pytest.raises(FetchError, match=f"max_page_bytes={len(TEXT) - 1}"):
         await read_capped(in_pieces(body), encoding=encoding, max_bytes=len(TEXT) - 1)

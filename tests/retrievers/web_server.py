@@ -27,8 +27,9 @@ class WebServer:
         self.num_active = 0
         self.max_active = 0
         self.num_connections = 0
+        self.max_connections = 0
         self._changed = asyncio.Condition()
-        self._handlers: set[asyncio.Task[None]] = set()
+        self.handlers: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> WebServer:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -40,9 +41,9 @@ class WebServer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._server.close()
-        for handler in self._handlers:
+        for handler in self.handlers:
             handler.cancel()
-        await asyncio.gather(*self._handlers, return_exceptions=True)
+        await asyncio.gather(*self.handlers, return_exceptions=True)
         await self._server.wait_closed()
 
     def add(
@@ -84,7 +85,7 @@ class WebServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._handlers.add(task)
+        self.handlers.add(task)
         await self._count(connections=1)
         try:
             await self._exchange(reader, writer)
@@ -92,7 +93,7 @@ class WebServer:
             pass
         finally:
             writer.close()
-            self._handlers.discard(task)
+            self.handlers.discard(task)
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
             await self._count(connections=-1)
@@ -121,6 +122,7 @@ class WebServer:
             self.num_active += active
             self.max_active = max(self.max_active, self.num_active)
             self.num_connections += connections
+            self.max_connections = max(self.max_connections, self.num_connections)
             self._changed.notify_all()
 
 

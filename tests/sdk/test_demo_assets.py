@@ -152,12 +152,14 @@ async def test_pages_are_python_s_own_documentation(site: PydocSite, client: htt
     assert len(site.pages) >= 20
 
 
-async def test_pages_are_the_same_in_every_run_and_name_no_place_of_this_machine(site: PydocSite) -> None:
-    async with PydocSite(time_scale=0.0) as again:
-        first = {url.rpartition("/")[2]: page for url, page in site.pages.items()}
-        second = {url.rpartition("/")[2]: page for url, page in again.pages.items()}
-    assert first == second
-    assert not [name for name, page in first.items() if os.fspath(Path(os.__file__).parent) in page]
+async def test_pages_are_the_same_in_every_run_and_name_no_place_of_this_machine() -> None:
+    runs = []
+    for _run in range(2):
+        # json's page has a default value that is shown with its address.
+        async with PydocSite(["json", "hashlib", "pathlib"], time_scale=0.0) as site:
+            runs.append(list(site.pages.values()))
+    assert runs[0] == runs[1]
+    assert not [page for page in runs[0] if os.fspath(Path(os.__file__).parent) in page]
 
 
 async def test_the_index_links_every_page(site: PydocSite, client: httpx.AsyncClient) -> None:

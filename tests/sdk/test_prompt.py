@@ -597,8 +597,13 @@ def test_sections_share_the_room_up_to_their_own_budgets(byte_assembler: Callabl
     assert (crawler.num_tokens, index.num_tokens) == (60, 30)
     index.apply(Replace(chunks("j" * 29, "i" * 9)))
     assert (crawler.num_tokens, index.num_tokens) == (60, 40)
+    index.apply(Replace(chunks("i" * 25)))
+    late = prompt.section("late", "update")
+    late.apply(Replace(chunks("l" * 20)))
+    assert (late.num_tokens, prompt.room_tokens) == (0, 14)  # a shred of it would say nothing
     assert [(d.section, d.chunk.text[0], d.reason) for d in prompt.dropped] == [
-        ("crawler", "c", DropReason.SECTION_BUDGET)
+        ("crawler", "c", DropReason.SECTION_BUDGET),
+        ("late", "l", DropReason.CONTEXT_BUDGET),
     ]
 
 

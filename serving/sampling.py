@@ -1,0 +1,65 @@
+"""Which sampling parameters a streaming prompt can have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from stream2llm_sdk.errors import ConfigurationError, UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+__all__ = ["make_sampling_params"]
+
+DEFAULT_MAX_TOKENS = 256
+
+# Parameter, the value that means "off", and why it is refused.
+_UNSUPPORTED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("n", (1, None), "one request gives one answer; open one stream for each answer"),
+    ("prompt_logprobs", (None,), "a prompt that still changes has no final log-probabilities"),
+    ("prompt_logprob_token_ids", (None,), "a prompt that still changes has no final log-probabilities"),
+    ("structured_outputs", (None,), "a grammar is not carried over when a prompt changes"),
+    ("skip_reading_prefix_cache", (None, False), "set enable_prefix_caching=False on the engine instead"),
+)
+
+
+def make_sampling_params(sampling: Mapping[str, Any] | SamplingParams | None, *, on_cpu: bool) -> SamplingParams:
+    """vLLM's `SamplingParams` of a mapping of its fields, or a checked copy of one.
+
+    Left out, the answer is greedy and at most 256 tokens long.
+
+    Raises:
+        ConfigurationError: an unknown field, or a value that vLLM refuses.
+        UnsupportedFeatureError: a parameter that streaming prompts cannot have.
+    """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    if sampling is None or isinstance(sampling, Mapping):
+        fields = {"temperature": 0.0, "max_tokens": DEFAULT_MAX_TOKENS, **(sampling or {})}
+        try:
+            params = SamplingParams(**fields)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"sampling={dict(sampling or {})!r}: {error}") from error
+    elif isinstance(sampling, SamplingParams):
+        params = sampling.clone()
+    else:
+        raise ConfigurationError(f"sampling must be a mapping or SamplingParams, not {type(sampling).__name__}")
+    _check(params, on_cpu=on_cpu)
+    params.output_kind = RequestOutputKind.DELTA
+    return params
+
+
+def _check(params: SamplingParams, *, on_cpu: bool) -> None:
+    for name, off, why in _UNSUPPORTED:
+        value = getattr(params, name, None)
+        if value not in off:
+            raise UnsupportedFeatureError(f"{name}={value!r} is not supported for streaming prompts: {why}")
+    if on_cpu and params.seed is not None:
+        raise UnsupportedFeatureError(
+            f"seed={params.seed!r} is not supported on the CPU: vLLM's CPU generator cannot skip the draws of a "
+            "chunked prefill. Leave the seed out, or use temperature=0"
+        )
+    if not isinstance(params.max_tokens, int) or params.max_tokens < 1:
+        raise ConfigurationError(f"max_tokens={params.max_tokens!r}: give a number of tokens, at least 1")

@@ -1,0 +1,446 @@
+"""The embedded engine: stock vLLM's `AsyncLLM` with our scheduler plugged in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stream2llm_sdk.context import ContextMode
+from stream2llm_sdk.errors import (
+    ConfigurationError,
+    EngineDeadError,
+    EngineError,
+    EngineStartError,
+    MissingExtraError,
+    PromptError,
+    Stream2LLMError,
+    UnsupportedFeatureError,
+)
+from stream2llm_sdk.main_guard import require_main_guard
+from stream2llm_sdk.serving.engine import EngineLimits, StreamOutput
+from stream2llm_sdk.serving.lcp import TokenArray
+from stream2llm_sdk.serving.policies import make_policy
+from stream2llm_sdk.serving.sampling import make_sampling_params
+from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY
+from stream2llm_sdk.serving.vllm_stream import Stream2LLMStream, checked_token_ids
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.output_processor import RequestOutputCollector
+
+__all__ = ["Stream2LLMEngine"]
+
+_SCHEDULER = "stream2llm_sdk.serving.scheduler.Stream2LLMScheduler"
+
+# vLLM options that streaming prompts do not work with, or that the engine decides itself.
+_UNSUPPORTED_ENGINE_ARGS = {
+    "speculative_config": "speculative decoding is not supported with streaming prompts",
+    "pipeline_parallel_size": "pipeline parallelism is not supported with streaming prompts; use tensor_parallel_size",
+    "data_parallel_size": "run one engine for each replica instead",
+    "kv_transfer_config": "KV connectors are not supported with streaming prompts",
+    "scheduler_cls": "the engine brings its own scheduler; choose a policy with policy=",
+    "scheduler_reserve_full_isl": "an open prompt has no full length to reserve",
+    "skip_tokenizer_init": "the engine needs the tokenizer for the end-of-sequence token",
+}
+
+_QUIET_ENVIRONMENT = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class Stream2LLMEngine:
+    """Serves streaming prompts and plain ones with one model, embedded in this process.
+
+    The model runs in processes of its own, which `start` (or entering the context) brings up and `aclose` ends:
+
+        async with Stream2LLMEngine("HuggingFaceTB/SmolLM2-135M-Instruct") as engine:
+            stream = await engine.open(head_ids)
+            await stream.append(chunk_ids)
+            await stream.finish(tail_ids)
+            async for output in stream: ...
+
+    Args:
+        model: a folder or a hub name, as vLLM takes it.
+        policy: scheduling policy by name; left out, the environment's SCHEDULER_TYPE, else FCFS.
+        max_model_len: prompt and answer together, in tokens; left out, what the model was trained for.
+        enable_prefix_caching: whether KV of ended requests is found again by prompts that begin alike.
+        progress: called with one line when the engine starts and when it is ready; left out, the lines go to
+            stderr; None for silence.
+        engine_args: any other of vLLM's `AsyncEngineArgs`. Some cannot be combined with streaming prompts and are
+            refused.
+
+    Raises:
+        ConfigurationError, UnsupportedFeatureError: an argument cannot work; raised at once.
+        MissingExtraError: vLLM is not installed; raised by `start`.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        policy: str | None = None,
+        max_model_len: int | None = None,
+        enable_prefix_caching: bool = True,
+        progress: Callable[[str], None] | bool | None = True,
+        **engine_args: Any,
+    ) -> None:
+        for name, why in _UNSUPPORTED_ENGINE_ARGS.items():
+            if engine_args.get(name) not in (None, 1):
+                raise UnsupportedFeatureError(f"{name}={engine_args[name]!r}: {why}")
+            engine_args.pop(name, None)
+        self.model = os.fspath(model)
+        self.policy = make_policy(policy or os.environ.get("SCHEDULER_TYPE") or "FCFS").name
+        self._engine_args = {
+            "max_model_len": max_model_len,
+            "enable_prefix_caching": enable_prefix_caching,
+            **engine_args,
+        }
+        self._progress = _print_to_stderr if progress is True else progress or None
+        self._llm: AsyncLLM | None = None
+        self._limits: EngineLimits | None = None
+        self._on_cpu = False
+        self._streams: dict[str, Stream2LLMStream] = {}
+        self._start_lock = asyncio.Lock()
+        self._watcher: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "running" if self._llm is not None else "not started"
+        return f"<Stream2LLMEngine {self.model!r} {self.policy} {state}, {len(self._streams)} streams>"
+
+    # ---- start and end ------------------------------------------------------------------------------------------
+
+    async def start(self) -> Stream2LLMEngine:
+        """Starts the engine's processes and loads the model, which takes tens of seconds. Idempotent.
+
+        Raises:
+            MissingExtraError: vLLM is not installed.
+            ConfigurationError: vLLM refuses an argument, or the main script has no `__main__` guard.
+            EngineStartError: the processes did not come up.
+        """
+        async with self._start_lock:
+            if self._closed:
+                raise EngineError("the engine was closed; make a new one")
+            if self._llm is None:
+                await self._start()
+        return self
+
+    async def _start(self) -> None:
+        require_main_guard("Stream2LLMEngine")
+        started_s = time.monotonic()
+        self._report(f"starting the engine with {self.model} (policy {self.policy}); this takes a while")
+        abandoned = threading.Event()
+        building = asyncio.ensure_future(asyncio.to_thread(self._build, abandoned))
+        try:
+            self._llm = await asyncio.shield(building)
+        except asyncio.CancelledError:
+            abandoned.set()
+            self._report("the start was cancelled; ending the engine's processes")
+            await asyncio.wait({building})
+            raise
+        try:
+            self._limits = EngineLimits(**_only(EngineLimits, await self.call("limits", [])))
+        except BaseException:
+            await self._shut_down()
+            raise
+        self._watcher = asyncio.create_task(self._watch(), name="stream2llm-engine-watcher")
+        self._report(f"engine ready after {time.monotonic() - started_s:.0f} s: {self._describe()}")
+
+    def _build(self, abandoned: threading.Event) -> AsyncLLM | None:
+        """Blocks until the engine's processes are up. Runs in a thread, and ends them there if nobody waits any more."""
+        for name, value in _QUIET_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        try:
+            import vllm  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise MissingExtraError("vLLM", "cpu] or stream2llm-sdk[gpu") from error
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        arguments = self._vllm_arguments()
+        try:
+            llm = AsyncLLM.from_engine_args(arguments)
+        except (ValueError, TypeError, OSError) as error:
+            raise ConfigurationError(f"vLLM cannot serve {self.model!r}: {error}") from error
+        except Exception as error:
+            raise EngineStartError(
+                f"the engine's processes did not start: {error}. Set VLLM_LOGGING_LEVEL=INFO to see their logs"
+            ) from error
+        if abandoned.is_set():
+            llm.shutdown()
+            return None
+        return llm
+
+    def _vllm_arguments(self) -> AsyncEngineArgs:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+
+        self._on_cpu = current_platform.is_cpu()
+        arguments: dict[str, Any] = {
+            "disable_log_stats": True,
+            "scheduler_cls": _SCHEDULER,
+            "scheduler_reserve_full_isl": False,
+            **(self._cpu_defaults() if self._on_cpu else {}),
+            **self._engine_args,
+        }
+        arguments["additional_config"] = {
+            **(arguments.get("additional_config") or {}),
+            EXTRA_ARGS_KEY: {"policy": self.policy},
+        }
+        try:
+            return AsyncEngineArgs(model=self.model, **arguments)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"engine arguments: {error}") from error
+
+    def _cpu_defaults(self) -> dict[str, Any]:
+        cores = sorted(os.sched_getaffinity(0))
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
+        os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
+        return {
+            "enforce_eager": True,
+            "async_scheduling": False,
+            "block_size": 32,
+            # A step is not interrupted by a chunk that arrives, so steps are kept short where compute is slow.
+            "max_num_batched_tokens": 512,
+            "max_num_seqs": 32,
+            "kv_cache_memory_bytes": 1 << 30,
+        }
+
+    def _describe(self) -> str:
+        limits = self.limits
+        return (
+            f"{limits.num_blocks} KV blocks of {limits.block_size} tokens, prompts up to "
+            f"{limits.max_prompt_tokens} tokens"
+        )
+
+    def _report(self, line: str) -> None:
+        if callable(self._progress):
+            self._progress(line)
+
+    async def aclose(self) -> None:
+        """Aborts every request and ends the engine's processes. Idempotent."""
+        self._closed = True
+        async with self._start_lock:
+            for stream in list(self._streams.values()):
+                await stream.abort()
+            if self._watcher is not None:
+                self._watcher.cancel()
+                await asyncio.wait({self._watcher})
+                self._watcher = None
+            await self._shut_down()
+
+    async def _shut_down(self) -> None:
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown)
+
+    async def __aenter__(self) -> Stream2LLMEngine:
+        return await self.start()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await asyncio.shield(self.aclose())
+
+    # ---- requests -----------------------------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What one request may use. Known once the engine has started."""
+        if self._limits is None:
+            raise EngineError("the engine has not been started: call start(), or use it in `async with`")
+        return self._limits
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids are below this number."""
+        return int(self._running().model_config.get_vocab_size())
+
+    @property
+    def num_open_streams(self) -> int:
+        """Streams that have not ended."""
+        return len(self._streams)
+
+    async def open(
+        self,
+        token_ids: Sequence[int],
+        sampling: Mapping[str, Any] | SamplingParams | None = None,
+        *,
+        mode: ContextMode | str = ContextMode.APPEND,
+        finished: bool = False,
+        request_id: str | None = None,
+        arrival_time: float | None = None,
+    ) -> Stream2LLMStream:
+        """Opens a request.
+
+        Args:
+            token_ids: the beginning of the prompt, or all of it. May be empty while the prompt is open.
+            sampling: fields of vLLM's `SamplingParams`; left out, greedy and at most 256 tokens.
+            mode: 'append', or 'update' for a prompt that may be replaced.
+            finished: whether the prompt is complete already (a plain request).
+            request_id: a name for it, made up if left out.
+            arrival_time: seconds since the epoch by which FCFS ranks it; now, if left out.
+
+        Raises:
+            PromptError, PromptTooLongError, EmptyPromptError: the prompt is refused.
+            ConfigurationError, UnsupportedFeatureError: the sampling parameters or the mode are refused.
+            EngineDeadError: the engine ended.
+        """
+        llm = self._running()
+        try:
+            context_mode = ContextMode(mode)
+        except ValueError:
+            raise ConfigurationError(f"mode={mode!r}: choose 'append' or 'update'") from None
+        request_id = request_id or f"stream-{uuid.uuid4().hex[:12]}"
+        if not isinstance(request_id, str) or request_id in self._streams:
+            raise ConfigurationError(f"request_id={request_id!r} is not a new string: a live request has it")
+        params = make_sampling_params(sampling, on_cpu=self._on_cpu)
+        tokens = checked_token_ids(token_ids, int(llm.model_config.get_vocab_size()))
+        stream = Stream2LLMStream(
+            self,
+            request_id,
+            params,
+            context_mode,
+            finished=finished,
+            arrival_time=time.time() if arrival_time is None else arrival_time,
+            opened_s=time.monotonic(),
+        )
+        self._streams[request_id] = stream
+        try:
+            await stream.begin(tokens)
+        except BaseException:
+            await asyncio.shield(stream.abort())
+            raise
+        return stream
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Mapping[str, Any] | SamplingParams | None = None
+    ) -> AsyncIterator[StreamOutput]:
+        """A plain request: a whole prompt in, outputs as they come. Closing the iterator aborts it."""
+        async with await self.open(token_ids, sampling, finished=True) as stream:
+            async for output in stream:
+                yield output
+
+    # ---- for streams --------------------------------------------------------------------------------------------
+
+    async def submit(
+        self, request_id: str, token_ids: list[int], params: SamplingParams, arrival_time: float
+    ) -> RequestOutputCollector:
+        """Hands a request to vLLM. On any failure vLLM is left without it."""
+        from vllm.inputs import TokensPrompt
+
+        llm = self._running()
+        try:
+            return await llm.add_request(
+                request_id, TokensPrompt(prompt_token_ids=token_ids), params, arrival_time=arrival_time
+            )
+        except BaseException as error:
+            if not llm.errored:
+                await asyncio.shield(llm.abort(request_id))
+            if isinstance(error, ValueError):
+                raise PromptError(f"{request_id}: vLLM refuses the request: {error}") from error
+            if isinstance(error, Exception):
+                raise self.translated(error) from error
+            raise
+
+    async def cancel(self, engine_request_id: str) -> None:
+        """Aborts a request in vLLM; nothing to do if the engine is dead."""
+        if self._llm is not None and not self._llm.errored:
+            await self._llm.abort(engine_request_id, internal=True)
+
+    async def call(self, operation: str, arguments: list[Any]) -> Any:
+        """Calls the scheduler in the engine-core process; ends with an error if that process does."""
+        llm = self._running()
+        answer = asyncio.ensure_future(llm.engine_core.call_utility_async("scheduler", operation, arguments))
+        try:
+            while not answer.done():
+                await asyncio.wait({answer}, timeout=0.5)
+                if not answer.done():
+                    self.check_alive()
+            return answer.result()
+        except Stream2LLMError:
+            raise
+        except Exception as error:
+            raise self.translated(error) from error
+        finally:
+            answer.cancel()
+
+    def set_final_prompt(self, engine_request_id: str, params: SamplingParams, tokens: TokenArray) -> None:
+        """Tells vLLM's front end the whole prompt, so that detokenisation starts behind its last token and the
+        request's output reports its length."""
+        from types import SimpleNamespace
+
+        from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+        processor = self._running().output_processor
+        state = processor.request_states.get(engine_request_id)
+        if state is None:
+            return
+        state.prompt_token_ids = tokens.tolist()
+        state.prompt_len = len(tokens)
+        prompt: Any = SimpleNamespace(
+            prompt_token_ids=state.prompt_token_ids,
+            prompt_embeds=None,
+            sampling_params=params,
+            request_id=engine_request_id,
+        )
+        tokenizer = processor.tokenizer if params.detokenize else None
+        state.detokenizer = IncrementalDetokenizer.from_new_request(tokenizer=tokenizer, request=prompt)
+
+    def forget(self, stream: Stream2LLMStream) -> None:
+        """Drops an ended stream from the books."""
+        if self._streams.get(stream.request_id) is stream:
+            del self._streams[stream.request_id]
+
+    def check_alive(self) -> None:
+        """Raises EngineDeadError if the engine's core process has ended."""
+        if self._llm is None or self._llm.errored:
+            raise EngineDeadError(
+                "the engine's core process ended; every request in it is lost. Make a new engine; "
+                "VLLM_LOGGING_LEVEL=INFO shows why it ended"
+            )
+
+    def translated(self, error: Exception) -> Exception:
+        """vLLM's error as one of the SDK's."""
+        from vllm.v1.engine.exceptions import EngineDeadError as VLLMEngineDeadError
+
+        if isinstance(error, Stream2LLMError):
+            return error
+        if isinstance(error, VLLMEngineDeadError) or (self._llm is not None and self._llm.errored):
+            return EngineDeadError("the engine's core process ended; every request in it is lost. Make a new engine")
+        return EngineError(f"the engine failed: {error}")
+
+    def _running(self) -> AsyncLLM:
+        if self._closed:
+            raise EngineError("the engine was closed; make a new one")
+        if self._llm is None:
+            raise EngineError("the engine has not been started: call start(), or use it in `async with`")
+        self.check_alive()
+        return self._llm
+
+    async def _watch(self) -> None:
+        """Tells every stream when the engine's core process ends, also those that wait for nothing in particular."""
+        while self._llm is not None and not self._llm.errored:
+            await asyncio.sleep(0.5)
+        if self._llm is not None:
+            from vllm.v1.engine.exceptions import EngineDeadError as VLLMEngineDeadError
+
+            self._llm.output_processor.propagate_error(VLLMEngineDeadError())
+            for stream in list(self._streams.values()):
+                stream.fail()
+
+
+def _print_to_stderr(line: str) -> None:
+    print(f"stream2llm: {line}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _only(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    names = kind.__dataclass_fields__  # type: ignore[attr-defined]
+    return {name: value for name, value in values.items() if name in names}
