@@ -23,6 +23,8 @@ _UNSUPPORTED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("skip_reading_prefix_cache", (None, False), "set enable_prefix_caching=False on the engine instead"),
 )
 
+_CHECKED = ("max_tokens", "seed", *(name for name, *_ in _UNSUPPORTED))
+
 
 def make_sampling_params(sampling: Mapping[str, Any] | SamplingParams | None, *, on_cpu: bool) -> SamplingParams:
     """vLLM's `SamplingParams` of a mapping of its fields, or a checked copy of one.
@@ -38,28 +40,30 @@ def make_sampling_params(sampling: Mapping[str, Any] | SamplingParams | None, *,
 
     if sampling is None or isinstance(sampling, Mapping):
         fields = {"temperature": 0.0, "max_tokens": DEFAULT_MAX_TOKENS, **(sampling or {})}
+        _check(fields, on_cpu=on_cpu)
         try:
             params = SamplingParams(**fields)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # vLLM's own validation errors have no common base with Python's
             raise ConfigurationError(f"sampling={dict(sampling or {})!r}: {error}") from error
     elif isinstance(sampling, SamplingParams):
+        _check({name: getattr(sampling, name) for name in _CHECKED}, on_cpu=on_cpu)
         params = sampling.clone()
     else:
         raise ConfigurationError(f"sampling must be a mapping or SamplingParams, not {type(sampling).__name__}")
-    _check(params, on_cpu=on_cpu)
     params.output_kind = RequestOutputKind.DELTA
     return params
 
 
-def _check(params: SamplingParams, *, on_cpu: bool) -> None:
+def _check(fields: Mapping[str, Any], *, on_cpu: bool) -> None:
     for name, off, why in _UNSUPPORTED:
-        value = getattr(params, name, None)
+        value = fields.get(name)
         if value not in off:
             raise UnsupportedFeatureError(f"{name}={value!r} is not supported for streaming prompts: {why}")
-    if on_cpu and params.seed is not None:
+    if on_cpu and (seed := fields.get("seed")) is not None:
         raise UnsupportedFeatureError(
-            f"seed={params.seed!r} is not supported on the CPU: vLLM's CPU generator cannot skip the draws of a "
+            f"seed={seed!r} is not supported on the CPU: vLLM's CPU generator cannot skip the draws of a "
             "chunked prefill. Leave the seed out, or use temperature=0"
         )
-    if not isinstance(params.max_tokens, int) or params.max_tokens < 1:
-        raise ConfigurationError(f"max_tokens={params.max_tokens!r}: give a number of tokens, at least 1")
+    max_tokens = fields["max_tokens"]
+    if not isinstance(max_tokens, int) or max_tokens < 1:
+        raise ConfigurationError(f"max_tokens={max_tokens!r}: give a number of tokens, at least 1")

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,7 @@ _QUIET_ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONWARNINGS": "ignore::FutureWarning",
 }
 
 
@@ -157,9 +159,10 @@ class Stream2LLMEngine:
         self._report(f"engine ready after {time.monotonic() - started_s:.0f} s: {self._describe()}")
 
     def _build(self, abandoned: threading.Event) -> AsyncLLM | None:
-        """Blocks until the engine's processes are up. Runs in a thread, and ends them there if nobody waits any more."""
+        """Blocks until the engine's processes are up. Runs in a thread, and ends them there if nobody waits."""
         for name, value in _QUIET_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\..*")
         try:
             import vllm  # noqa: F401
         except ModuleNotFoundError as error:
@@ -187,6 +190,7 @@ class Stream2LLMEngine:
         self._on_cpu = current_platform.is_cpu()
         arguments: dict[str, Any] = {
             "disable_log_stats": True,
+            "use_tqdm_on_load": False,
             "scheduler_cls": _SCHEDULER,
             "scheduler_reserve_full_isl": False,
             **(self._cpu_defaults() if self._on_cpu else {}),
@@ -327,6 +331,14 @@ class Stream2LLMEngine:
         async with await self.open(token_ids, sampling, finished=True) as stream:
             async for output in stream:
                 yield output
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forgets the KV of ended requests. False if it could not, because requests are under way."""
+        llm = self._running()
+        try:
+            return bool(await llm.reset_prefix_cache())
+        except Exception as error:
+            raise self.translated(error) from error
 
     # ---- for streams --------------------------------------------------------------------------------------------
 

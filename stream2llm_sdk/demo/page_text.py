@@ -15,9 +15,7 @@ _BLOCK_TAGS = frozenset(
     th tr ul
     """.split()  # noqa: SIM905
 )
-# Not text; and the cells and entries in which pydoc repeats links: file, imported modules, the tree of classes.
-_SILENT_TAGS = frozenset({"script", "style"})
-_SILENT_ELEMENTS = frozenset({("td", "extra"), ("td", "multicolumn"), ("dt", "heading-text")})
+_SILENT_TAGS = frozenset({"nav", "script", "style"})
 _BLANK_LINES = re.compile(r"\n\s*\n")
 # What pydoc prints for every class and module alike, and what it repeats from other classes.
 _GENERIC = re.compile(
@@ -82,15 +80,13 @@ class _BlockParser(HTMLParser):
             return
         if tag in _BLOCK_TAGS:
             self._flush(tag)
-        attributes = dict(attrs)
-        classes = (attributes.get("class") or "").split()
-        if tag in _SILENT_TAGS or any((tag, name) in _SILENT_ELEMENTS for name in classes):
+        if tag in _SILENT_TAGS:
             self._silenced_by.append(tag)
         elif tag == "title":
             self._in_title = not self.title
         elif tag == "br":
             self._text.append("\n")
-        anchor = attributes.get("name") if tag == "a" else attributes.get("id")
+        anchor = dict(attrs).get("name" if tag == "a" else "id")
         if anchor:
             self._anchor = anchor
 

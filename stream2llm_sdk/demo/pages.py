@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 __all__ = ["render_pages"]
 
@@ -21,7 +22,17 @@ _ADDRESS = re.compile(r"(?: |&nbsp;)at(?: |&nbsp;)0x[0-9a-fA-F]+")
 
 
 class _ModuleDoc(pydoc.HTMLDoc):
-    """pydoc's own pages without what differs from machine to machine: the path of the source file."""
+    """pydoc's own pages, with their lists of links marked as navigation, as on other sites, and without the path of
+    the source file, which differs from machine to machine."""
+
+    def heading(self, title: str, extras: str = "") -> str:
+        return super().heading(title, f"<nav>{extras}</nav>")
+
+    def multicolumn(self, *args: Any, **kwargs: Any) -> str:
+        return f"<nav>{super().multicolumn(*args, **kwargs)}</nav>"
+
+    def formattree(self, *args: Any, **kwargs: Any) -> str:
+        return f"<nav>{super().formattree(*args, **kwargs)}</nav>"
 
     def filelink(self, url: str, path: str) -> str:
         return Path(path).name

@@ -217,7 +217,6 @@ def _build_core(arguments: dict[str, Any], executor: str, runner: str) -> Any:
         from vllm.v1.executor import Executor
     except ImportError as error:
         raise MissingExtraError("vLLM", "cpu") from error
-    logging.getLogger("vllm").setLevel(logging.ERROR)
     # A core that was never shut down leaves its view of the environment behind.
     envs.disable_envs_cache()
     if executor == "checked":
@@ -238,9 +237,16 @@ def _environment(runner: str) -> Iterator[None]:
     names = {*_ENVIRONMENT, "VLLM_USE_V2_MODEL_RUNNER"}
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(_ENVIRONMENT, VLLM_USE_V2_MODEL_RUNNER="0")
+    logger = logging.getLogger("vllm")
+    level = logger.level
     try:
+        import vllm  # noqa: F401  -- sets its own level when it is first imported
+
+        level = logger.level
+        logger.setLevel(logging.ERROR)
         yield
     finally:
+        logger.setLevel(level)
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)

@@ -6,10 +6,10 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import children, is_running, until
 
 from stream2llm_sdk.errors import FetchError, RetrievalError
 from stream2llm_sdk.retrievers.convert_pool import ConverterPool
@@ -19,15 +19,7 @@ QUICK_HTML = "<p>quick</p>"
 
 
 def job_processes(pool: ConverterPool) -> list[int]:
-    server = pool.server_process_id
-    return [int(pid) for pid in Path(f"/proc/{server}/task/{server}/children").read_text().split()]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """For what another process does: nothing in this one can be waited on."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
+    return children(pool.server_process_id)
 
 
 async def convert(pool: ConverterPool, html: str, timeout_s: float = 60.0) -> str:
@@ -118,9 +110,8 @@ async def test_jobs_end_with_the_application(stub_crawl4ai: Path, tmp_path: Path
     assert application.stdout is not None
     assert await application.stdout.readline() == b"started\n"
     server = int(await application.stdout.readline())
-    children = Path(f"/proc/{server}/task/{server}/children")
-    await until(lambda: children.read_text() != "")
-    job = int(children.read_text())
+    await until(lambda: len(children(server)) == 1)
+    (job,) = children(server)
     application.kill()
     assert await application.stdout.read() == b""
     await until(lambda: not is_running(server) and not is_running(job))
@@ -149,11 +140,3 @@ def stub_crawl4ai(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.syspath_prepend(tmp_path)
     return package
-
-
-def is_running(process: int) -> bool:
-    """A zombie, whose parent has yet to notice, is over."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

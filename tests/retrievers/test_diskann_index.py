@@ -371,13 +371,14 @@ def test_random_damage_to_a_header_is_an_error_or_harmless(index: Path, name: st
     assert refused > 0
 
 
-def test_a_damaged_document_is_an_error_that_names_its_row(index: Path) -> None:
+def test_a_document_damaged_after_opening_is_an_error_that_names_its_row(index: Path) -> None:
     path = index / "documents.jsonl"
     raw = path.read_bytes()
     at = raw.rindex(b'"text"')
-    path.write_bytes(raw[:at] + b"#" + raw[at + 1 :])
-    with reopen(index) as opened, pytest.raises(IndexFormatError, match=r"document 119 .* damaged"):
-        opened.search(TEXTS[119], SearchOptions(k=1))
+    with reopen(index) as opened:
+        path.write_bytes(raw[:at] + b"#" + raw[at + 1 :])
+        with pytest.raises(IndexFormatError, match=r"document 119 .* damaged"):
+            opened.search(TEXTS[119], SearchOptions(k=1))
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class RowEmbedder:
 class Corpus:
     """Clustered unit vectors, an index of them, and queries with their true neighbours."""
 
-    def __init__(self, directory: Path, num_vectors: int, dim: int, num_queries: int = 100) -> None:
+    def __init__(self, directory: Path, num_vectors: int, dim: int, num_queries: int = 80) -> None:
         random = np.random.default_rng(dim)
         centres = random.standard_normal((60, dim))
         points = centres[random.integers(0, 60, num_vectors + num_queries)]
@@ -71,7 +71,7 @@ class Corpus:
         return search.pool
 
 
-@pytest.fixture(scope="module", params=[(3000, 128), (700, 1024)], ids=["128-d", "1024-d, long nodes"])
+@pytest.fixture(scope="module", params=[(2500, 128), (500, 1024)], ids=["128-d", "1024-d, long nodes"])
 def corpus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
     made = Corpus(tmp_path_factory.mktemp("corpus") / "index", *request.param)
     yield made

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
+from typing import Any, TypeVar
 
 Handler = Callable[[asyncio.StreamWriter], Awaitable[None]]
+Result = TypeVar("Result")
 
 
 def page(text: str, title: str = "") -> str:
@@ -17,7 +20,8 @@ def page(text: str, title: str = "") -> str:
 class WebServer:
     """Serves `routes`; records what was asked and how many requests and connections are open.
 
-    One request a connection. `base` is `http://127.0.0.1:<port>`.
+    One request a connection. `base` is `http://127.0.0.1:<port>`. It runs on an event loop and a thread of its own,
+    so that the test's event loop holds nothing but the tasks under test.
     """
 
     def __init__(self) -> None:
@@ -29,10 +33,13 @@ class WebServer:
         self.num_connections = 0
         self.max_connections = 0
         self._changed = asyncio.Condition()
-        self.handlers: set[asyncio.Task[None]] = set()
+        self._handlers: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
 
     async def __aenter__(self) -> WebServer:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._thread.start()
+        self._server = await self._there(asyncio.start_server(self._serve, "127.0.0.1", 0))
         self.port = self._server.sockets[0].getsockname()[1]
         self.base = f"http://127.0.0.1:{self.port}"
         return self
@@ -40,11 +47,10 @@ class WebServer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._server.close()
-        for handler in self.handlers:
-            handler.cancel()
-        await asyncio.gather(*self.handlers, return_exceptions=True)
-        await self._server.wait_closed()
+        await self._there(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join)
+        self._loop.close()
 
     def add(
         self,
@@ -77,15 +83,32 @@ class WebServer:
         self.routes[path] = handler
         return self.base + path
 
+    def open(self, gate: asyncio.Event) -> None:
+        self._loop.call_soon_threadsafe(gate.set)
+
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Waits until a request or a connection makes `condition` true."""
-        async with asyncio.timeout(30), self._changed:
-            await self._changed.wait_for(condition)
+
+        async def wait() -> None:
+            async with asyncio.timeout(30), self._changed:
+                await self._changed.wait_for(condition)
+
+        await self._there(wait())
+
+    async def _there(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def _close(self) -> None:
+        self._server.close()
+        for handler in self._handlers:
+            handler.cancel()
+        await asyncio.gather(*self._handlers, return_exceptions=True)
+        await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self.handlers.add(task)
+        self._handlers.add(task)
         await self._count(connections=1)
         try:
             await self._exchange(reader, writer)
@@ -93,7 +116,7 @@ class WebServer:
             pass
         finally:
             writer.close()
-            self.handlers.discard(task)
+            self._handlers.discard(task)
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
             await self._count(connections=-1)

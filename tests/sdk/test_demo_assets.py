@@ -16,6 +16,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -282,6 +283,19 @@ async def test_leaving_does_not_wait_for_a_client_that_does_not_read(
         await reader.readexactly(1)
         assert small._connections
     assert not small._connections
+    writer.close()
+
+
+async def test_leaving_drops_a_connection_that_was_accepted_in_the_last_moment() -> None:
+    async with PydocSite(["heapq"]) as small:
+        port = int(small.base_url.strip("/").rpartition(":")[2])
+        connecting = asyncio.create_task(asyncio.open_connection("127.0.0.1", port))
+        while not small._connections:  # seen before the connection's own task runs for the first time
+            await asyncio.sleep(0)
+    reader, writer = await connecting
+    async with asyncio.timeout(60):
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
     writer.close()
 
 

@@ -49,22 +49,23 @@ def make_hybrid_config(folder: Path) -> Path:
 
 
 def make_llama(folder: Path, seed: int = 0) -> Path:
-    """A four-layer Llama with random float32 weights, about two million parameters."""
+    """A six-layer Llama with random float32 weights, about a million parameters."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         **_COMMON,
         hidden_size=128,
         intermediate_size=344,
-        num_hidden_layers=4,
+        num_hidden_layers=6,
         tie_word_embeddings=False,
         initializer_range=0.15,
     )
-    return _write_model(folder, LlamaForCausalLM, config, seed)
+    return _write_model(folder, _random_model(LlamaForCausalLM, config, seed))
 
 
 def make_hybrid(folder: Path, seed: int = 0) -> Path:
     """A four-layer Gemma 3 with random float32 weights and a 64-token sliding window in every other layer."""
+    import torch
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
     config = Gemma3TextConfig(
@@ -75,7 +76,15 @@ def make_hybrid(folder: Path, seed: int = 0) -> Path:
         query_pre_attn_scalar=32,
         initializer_range=0.2,
     )
-    return _write_model(folder, Gemma3ForCausalLM, config, seed)
+    model = _random_model(Gemma3ForCausalLM, config, seed)
+    with torch.no_grad():
+        # As initialised it repeats its input: the embedding, which is also the output layer, outweighs the rest.
+        model.model.embed_tokens.weight.mul_(0.1)
+        for layer in model.model.layers:
+            layer.post_attention_layernorm.weight.fill_(2.0)
+            layer.self_attn.q_norm.weight.fill_(1.0)
+            layer.self_attn.k_norm.weight.fill_(1.0)
+    return _write_model(folder, model)
 
 
 def _write_config(folder: Path, architecture: str, model_type: str, values: dict[str, Any]) -> Path:
@@ -94,12 +103,15 @@ def _write_config(folder: Path, architecture: str, model_type: str, values: dict
     return folder
 
 
-def _write_model(folder: Path, model_class: Any, config: Any, seed: int) -> Path:
+def _random_model(model_class: Any, config: Any, seed: int) -> Any:
     import torch
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = model_class(config).to(torch.float32)
+        return model_class(config).to(torch.float32)
+
+
+def _write_model(folder: Path, model: Any) -> Path:
     model.save_pretrained(folder)
     _write_tokenizer(folder)
     return folder

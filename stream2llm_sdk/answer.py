@@ -1,0 +1,196 @@
+"""What a question gets back: pieces of text while the model speaks, then the answer with all that led to it."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from stream2llm_sdk.context import Chunk, SourceFailure
+from stream2llm_sdk.placement import DroppedChunk
+from stream2llm_sdk.trail import EventTrail
+
+__all__ = ["Answer", "AnswerPiece", "ContextEnd", "Source", "Timings", "TokenCounts"]
+
+
+class ContextEnd(StrEnum):
+    """Why the context was complete."""
+
+    RETRIEVED = "retrieved"
+    DEADLINE = "deadline"
+    FULL = "full"
+    ASKED = "asked"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPiece:
+    """New text of an answer, and its token ids."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A chunk that the model read, and its place in the prompt.
+
+    Attributes:
+        chunk: the chunk.
+        retriever: the name of the retriever that it came from.
+        start, end: its tokens in the prompt, `end` excluded.
+        was_cut: whether only its beginning fitted.
+    """
+
+    chunk: Chunk
+    retriever: str
+    start: int
+    end: int
+    was_cut: bool
+
+    @property
+    def source(self) -> str:
+        return self.chunk.source
+
+    @property
+    def title(self) -> str:
+        return self.chunk.title
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds, on the application's clock, from the moment the question was asked.
+
+    Attributes:
+        first_context_s: until the first context came; None if none did.
+        retrieval_s: until the retrieval ended (by itself, by a deadline, or because nothing more fitted).
+        context_complete_s: until the engine was sent the end of the prompt.
+        first_token_s: until the first token of the answer: the TTFT that a person waits.
+        total_s: until the answer was complete.
+        ttft_from_context_complete_s: from the end of the retrieval to the first token: the published definition of
+            TTFT, with retrieval excluded.
+    """
+
+    first_context_s: float | None
+    retrieval_s: float
+    context_complete_s: float
+    first_token_s: float | None
+    total_s: float
+
+    @property
+    def ttft_from_request_s(self) -> float | None:
+        return self.first_token_s
+
+    @property
+    def ttft_from_context_complete_s(self) -> float | None:
+        return None if self.first_token_s is None else self.first_token_s - self.retrieval_s
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of one answer.
+
+    Attributes:
+        prompt: the final prompt's length.
+        output: the answer's.
+        prefilled: prompt tokens run through the model, again and again if they had to be.
+        recomputed: those of them that were computed again after a preemption.
+        invalidated: computed tokens that a changed context made void.
+        cached: tokens found in the prefix cache.
+    """
+
+    prompt: int
+    output: int
+    prefilled: int
+    recomputed: int
+    invalidated: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete answer.
+
+    Attributes:
+        question: what was asked.
+        text: what the model said.
+        token_ids: the same as token ids.
+        finish_reason: 'stop' (the model ended), 'length' (the budget did), 'abort' or 'error'.
+        sources: the chunks in the prompt, in the prompt's order.
+        dropped: chunks that were cut or left out, each with the budget that did it.
+        failures: sources that could not be used, and retrievers that failed.
+        context_end: why the context was complete.
+        timings: how long everything took.
+        tokens: token counts.
+        trail: the request's events in the engine.
+    """
+
+    question: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    sources: tuple[Source, ...]
+    dropped: tuple[DroppedChunk, ...]
+    failures: tuple[SourceFailure, ...]
+    context_end: ContextEnd
+    timings: Timings
+    tokens: TokenCounts
+    trail: EventTrail = field(repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain data, for JSON."""
+        return {
+            "question": self.question,
+            "text": self.text,
+            "finish_reason": self.finish_reason,
+            "context_end": self.context_end.value,
+            "sources": [
+                {
+                    "source": source.source,
+                    "title": source.title,
+                    "retriever": source.retriever,
+                    "start": source.start,
+                    "end": source.end,
+                    "was_cut": source.was_cut,
+                }
+                for source in self.sources
+            ],
+            "dropped": [
+                {
+                    "source": dropped.chunk.source,
+                    "title": dropped.chunk.title,
+                    "reason": dropped.reason.value,
+                    "num_tokens": dropped.num_tokens,
+                    "kept_tokens": dropped.kept_tokens,
+                }
+                for dropped in self.dropped
+            ],
+            "failures": [asdict(failure) for failure in self.failures],
+            "timings": {
+                **asdict(self.timings),
+                "ttft_from_request_s": self.timings.ttft_from_request_s,
+                "ttft_from_context_complete_s": self.timings.ttft_from_context_complete_s,
+            },
+            "tokens": asdict(self.tokens),
+            "trail": self.trail.rows(),
+        }
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{html.escape(source.title)}</td><td>{html.escape(source.source)}</td>"
+            f"<td style='text-align:right'>{source.num_tokens}</td></tr>"
+            for source in self.sources
+        )
+        complete = self.timings.ttft_from_context_complete_s
+        ttft = "" if complete is None else f"first token {complete:.2f} s after the context was complete; "
+        return (
+            f"<p>{html.escape(self.text)}</p><p><small>{ttft}retrieval {self.timings.retrieval_s:.2f} s</small></p>"
+            f"<table><thead><tr><th>title</th><th>source</th><th>tokens</th></tr></thead><tbody>{rows}</tbody></table>"
+        )

@@ -1,0 +1,269 @@
+"""One question on its way: retrieval, prefill and answer at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from stream2llm_sdk.answer import Answer, AnswerPiece, ContextEnd, Source, Timings, TokenCounts
+from stream2llm_sdk.context import Retriever
+from stream2llm_sdk.errors import StreamAbortedError
+from stream2llm_sdk.gathering import ContextEvent, Gathering
+from stream2llm_sdk.growing_prompt import Prompt
+from stream2llm_sdk.trail import EventTrail, EventType
+
+if TYPE_CHECKING:
+    from stream2llm_sdk.serving.engine import Engine, Stream, StreamProgress
+
+__all__ = ["AnswerStream"]
+
+
+class AnswerStream:
+    """An answer while it is being made. Iterate for pieces of text; then `answer()` has everything.
+
+    The work begins when it is first waited for. Leaving the iteration, closing the stream or cancelling whoever
+    reads it ends retrieval and generation, and leaves nothing behind.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[], Any],
+        question: str,
+        retrievers: Mapping[str, Retriever],
+        sampling: Mapping[str, Any],
+        *,
+        streaming: bool,
+        deadline_s: float | None,
+        observe: Callable[[ContextEvent], None] | None,
+        on_begin: Callable[[AnswerStream], object],
+        on_end: Callable[[AnswerStream], object],
+    ) -> None:
+        self._on_begin = on_begin
+        self._on_end = on_end
+        self.question = question
+        self._prepare = prepare
+        self._retrievers = retrievers
+        self._sampling = sampling
+        self._streaming = streaming
+        self._deadline_s = deadline_s
+        self._observe = observe
+        # Bounded by the answer's length, which `max_tokens` bounds. None ends it.
+        self._pieces: asyncio.Queue[AnswerPiece | None] = asyncio.Queue()
+        self._work: asyncio.Task[Answer] | None = None
+        self._gathering: Gathering | None = None
+        self._stream: Stream | None = None
+        self._asked_to_stop = False
+        self._closed = False
+
+    # ---- for the reader -----------------------------------------------------------------------------------------
+
+    async def __aiter__(self) -> AsyncIterator[AnswerPiece]:
+        """The answer's pieces, as the model makes them.
+
+        Raises:
+            RetrievalError: no retriever gave any context.
+            Stream2LLMError: the prompt or the engine failed.
+        """
+        work = self._begin()
+        try:
+            while (piece := await self._pieces.get()) is not None:
+                yield piece
+            if work.cancelled():
+                raise StreamAbortedError("the answer was closed before it was complete")
+            work.result()
+        finally:
+            await self.aclose()
+
+    async def answer(self) -> Answer:
+        """The whole answer; pieces that nobody read are not lost to it.
+
+        Raises:
+            As iterating does; StreamAbortedError if the stream was closed before the answer was complete.
+        """
+        work = self._begin()
+        try:
+            await asyncio.wait({work})
+        finally:
+            if not work.done():
+                await self.aclose()
+        if work.cancelled():
+            raise StreamAbortedError("the answer was closed before it was complete")
+        return work.result()
+
+    def answer_now(self) -> None:
+        """Ends the retrieval: the model answers with the context that is there."""
+        self._asked_to_stop = True
+        if self._gathering is not None:
+            self._gathering.stop(ContextEnd.ASKED)
+
+    async def progress(self) -> StreamProgress | None:
+        """Where the request stands in the engine; None before it is there."""
+        return None if self._stream is None else await self._stream.progress()
+
+    async def aclose(self) -> None:
+        """Ends everything that this question started, and returns when it has ended. Idempotent."""
+        self._closed = True
+        if self._work is not None and not self._work.done():
+            self._work.cancel()
+            await asyncio.shield(asyncio.wait({self._work}))
+
+    async def __aenter__(self) -> AnswerStream:
+        self._begin()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    def _begin(self) -> asyncio.Task[Answer]:
+        if self._work is None:
+            if self._closed:
+                raise StreamAbortedError("the answer was closed before it was begun")
+            self._work = asyncio.create_task(self._run(), name="stream2llm-answer")
+            self._work.add_done_callback(self._work_done)
+            self._on_begin(self)
+        return self._work
+
+    def _work_done(self, work: asyncio.Task[Answer]) -> None:
+        if not work.cancelled():
+            work.exception()  # the reader gets it from the task; unread, it is not "never retrieved"
+        self._pieces.put_nowait(None)
+        self._on_end(self)
+
+    # ---- the work -----------------------------------------------------------------------------------------------
+
+    async def _run(self) -> Answer:
+        started_s = time.monotonic()
+        engine, prompt = await self._prepare()
+        gathering = Gathering(prompt, self._retrievers, started_s, self._observe)
+        self._gathering = gathering
+        if self._asked_to_stop:
+            gathering.stop(ContextEnd.ASKED)
+        run = self._answer_streamed if self._streaming else self._answer_whole
+        return await run(engine, prompt, gathering, started_s)
+
+    async def _answer_streamed(self, engine: Engine, prompt: Prompt, gathering: Gathering, started_s: float) -> Answer:
+        async with await engine.open(prompt.head_ids, self._sampling, mode=gathering.mode) as stream:
+            self._stream = stream
+            sender = _Sender(stream, gathering)
+            end = await sender.run(self._deadline_s)
+            retrieved_s = time.monotonic() - started_s
+            await sender.finish()
+            complete_s = time.monotonic() - started_s
+            return await self._read(stream, gathering, end, started_s, retrieved_s, complete_s)
+
+    async def _answer_whole(self, engine: Engine, prompt: Prompt, gathering: Gathering, started_s: float) -> Answer:
+        end = await gathering.run(self._deadline_s)
+        retrieved_s = time.monotonic() - started_s
+        async with await engine.open(prompt.final_ids, self._sampling, finished=True) as stream:
+            self._stream = stream
+            complete_s = time.monotonic() - started_s
+            return await self._read(stream, gathering, end, started_s, retrieved_s, complete_s)
+
+    async def _read(
+        self,
+        stream: Stream,
+        gathering: Gathering,
+        end: ContextEnd,
+        started_s: float,
+        retrieved_s: float,
+        complete_s: float,
+    ) -> Answer:
+        text, token_ids, reason, first_token_s = "", [], "abort", None
+        async for output in stream:
+            if first_token_s is None and output.token_ids:
+                first_token_s = time.monotonic() - started_s
+            text += output.text
+            token_ids += output.token_ids
+            reason = output.finish_reason or reason
+            if output.text or output.token_ids:
+                self._pieces.put_nowait(AnswerPiece(output.text, output.token_ids))
+        timings = Timings(
+            first_context_s=gathering.first_context_s,
+            retrieval_s=retrieved_s,
+            context_complete_s=complete_s,
+            first_token_s=first_token_s,
+            total_s=time.monotonic() - started_s,
+        )
+        trail = await stream.trail()
+        prompt = gathering.prompt
+        return Answer(
+            question=self.question,
+            text=text,
+            token_ids=tuple(token_ids),
+            finish_reason=reason,
+            sources=tuple(Source(p.chunk, p.section, p.start, p.end, p.was_cut) for p in prompt.placements),
+            dropped=prompt.dropped,
+            failures=tuple(gathering.failures),
+            context_end=end,
+            timings=timings,
+            tokens=_token_counts(trail, len(prompt.final_ids), len(token_ids)),
+            trail=trail,
+        )
+
+
+class _Sender:
+    """Sends a prompt to the engine as it changes. What changes while the engine is busy goes out as one update."""
+
+    def __init__(self, stream: Stream, gathering: Gathering) -> None:
+        self._stream = stream
+        self._gathering = gathering
+        self._sent = gathering.prompt.head_ids
+        self._ending = False
+
+    async def run(self, deadline_s: float | None) -> ContextEnd:
+        """Retrieves and sends until the retrieval has ended."""
+        gather = asyncio.create_task(self._gathering.run(deadline_s), name="stream2llm-gather")
+        send = asyncio.create_task(self._send_changes(), name="stream2llm-send")
+        try:
+            await asyncio.wait({gather, send}, return_when=asyncio.FIRST_COMPLETED)
+            self._ending = True
+            self._gathering.changed.set()
+            await send
+            return await gather
+        finally:
+            for task in (gather, send):
+                task.cancel()
+            await asyncio.shield(asyncio.gather(gather, send, return_exceptions=True))
+
+    async def _send_changes(self) -> None:
+        changed = self._gathering.changed
+        while not self._ending:
+            await changed.wait()
+            changed.clear()
+            if not self._ending:
+                await self._send()
+
+    async def _send(self) -> None:
+        ids = self._gathering.prompt.ids
+        if ids[: len(self._sent)] == self._sent:
+            if len(ids) > len(self._sent):
+                await self._stream.append(ids[len(self._sent) :])
+        else:
+            await self._stream.replace(ids)
+        self._sent = ids
+
+    async def finish(self) -> None:
+        """Sends what is left, then the tail."""
+        prompt = self._gathering.prompt
+        ids = prompt.ids
+        if ids[: len(self._sent)] == self._sent:
+            await self._stream.finish([*ids[len(self._sent) :], *prompt.tail_ids])
+        else:
+            await self._stream.replace(ids)
+            await self._stream.finish(prompt.tail_ids)
+
+
+def _token_counts(trail: EventTrail, num_prompt: int, num_output: int) -> TokenCounts:
+    ended = trail.last(EventType.FINISHED) or trail.last(EventType.ABORTED)
+    counters = ended.data if ended is not None else {}
+    return TokenCounts(
+        prompt=num_prompt,
+        output=num_output,
+        # The last output token is never run through the model, the others are.
+        prefilled=max(0, counters.get("num_tokens_computed", 0) - max(0, num_output - 1)),
+        recomputed=counters.get("num_tokens_recomputed", 0),
+        invalidated=counters.get("num_tokens_invalidated", 0),
+        cached=counters.get("num_tokens_cached", 0),
+    )

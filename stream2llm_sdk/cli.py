@@ -1,0 +1,95 @@
+"""The command `stream2llm`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from stream2llm_sdk import __version__
+from stream2llm_sdk.demo.ways import DEFAULT_QUESTION, Demo, DemoMode, DemoOptions
+from stream2llm_sdk.errors import Stream2LLMError
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="stream2llm",
+    help="Retrieval that streams into the model while it is still running.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Retrieval that streams into the model while it is still running."""
+
+
+@app.command()
+def demo(
+    question: Annotated[str, typer.Option(help="The question to answer.")] = DEFAULT_QUESTION,
+    url: Annotated[
+        list[str] | None,
+        typer.Option(help="A page of the real web to read; repeat for more. Left out, Python's own documentation."),
+    ] = None,
+    mode: Annotated[DemoMode, typer.Option(help="Which retrieval to show.")] = DemoMode.ALL,
+    model: Annotated[
+        str | None, typer.Option(help="Model folder or hub name. Left out, SmolLM2-135M-Instruct from a package.")
+    ] = None,
+    pages: Annotated[int, typer.Option(help="Pages of the local documentation to crawl, 2 to 24.")] = 10,
+    page_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens of a page. Left out, what this machine prefills between two pages.")
+    ] = None,
+    answer_tokens: Annotated[int, typer.Option(help="Most tokens of each answer.")] = 48,
+    seed: Annotated[int, typer.Option(help="Seed of the pages' delays.")] = DemoOptions().seed,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write everything that was measured to this file.")
+    ] = None,
+) -> None:
+    """Answer a question with and without streaming, on this machine, and compare.
+
+    Serves the documentation of Python's standard library on the loopback with delays like those of real crawls, builds
+    a DiskANN index of the same pages, and answers the question with each, streaming and not. Needs no network and no
+    GPU; the first time it prepares the model, once.
+    """
+    from stream2llm_sdk.demo.view import ConsoleView, show_report
+
+    console = Console()
+    try:
+        options = DemoOptions(
+            question=question,
+            urls=tuple(url or ()),
+            mode=mode,
+            model=model,
+            num_pages=pages,
+            page_tokens=page_tokens,
+            max_answer_tokens=answer_tokens,
+            seed=seed,
+        )
+        report = asyncio.run(Demo(options, ConsoleView(console)).run())
+    except Stream2LLMError as error:
+        Console(stderr=True).print(f"[bold red]{type(error).__name__}[/]: ", end="")
+        Console(stderr=True).print(str(error), markup=False, highlight=False)
+        raise typer.Exit(1) from error
+    show_report(console, report)
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    app()

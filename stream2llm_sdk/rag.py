@@ -1,0 +1,293 @@
+"""Questions in, answers out, with retrieval streaming into the model while it still runs."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stream2llm_sdk.answer import Answer
+from stream2llm_sdk.answer_stream import AnswerStream
+from stream2llm_sdk.context import Retriever, as_retriever
+from stream2llm_sdk.errors import ConfigurationError, Stream2LLMError
+from stream2llm_sdk.gathering import ContextEvent
+from stream2llm_sdk.growing_prompt import Prompt
+from stream2llm_sdk.prompt import PromptAssembler
+from stream2llm_sdk.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from stream2llm_sdk.serving.engine import Engine
+
+__all__ = ["RetrieverLike", "StreamingRAG"]
+
+RetrieverLike = Retriever | Callable[[str], AsyncIterable[Any]]
+
+_ASSEMBLER_OPTIONS = (
+    "max_chunk_tokens",
+    "order",
+    "system",
+    "user",
+    "format_chunk",
+    "separator",
+    "chat_template",
+    "template_arguments",
+)
+
+
+class StreamingRAG:
+    """Answers questions with context that streams into the model while it is being retrieved.
+
+        async with StreamingRAG("HuggingFaceTB/SmolLM2-135M-Instruct", CrawlerRetriever(urls=[...])) as rag:
+            async for piece in rag.stream("How does a TaskGroup cancel its tasks?"):
+                print(piece.text, end="")
+            answer = await rag.ask("...")  # .text .sources .timings .trail
+
+    Any number of questions may be under way at once; they share one engine.
+
+    Args:
+        model: a folder or a hub name.
+        retrievers: a retriever, an async generator function of the query (it yields text, chunks or updates), a list
+            of these, or a mapping of names to them. Several are retrieved at once into one prompt.
+        engine: an engine to use and leave running; left out, one is started with `engine_options` and ended with this.
+        tokenizer: the model's, if it is already at hand.
+        max_answer_tokens: most tokens of an answer.
+        max_context_tokens: most tokens of context; left out, what the model's length leaves.
+        deadline_s: seconds from the question after which the model answers with the context that is there.
+        sampling: fields of vLLM's `SamplingParams`; left out, greedy.
+        streaming: False retrieves everything first and sends the prompt whole, for comparison.
+        policy: the scheduling policy of an engine that is started here.
+        engine_options: arguments of `Stream2LLMEngine` for an engine that is started here.
+        prompt_options: arguments of `PromptAssembler` by name: `max_chunk_tokens`, `order`, `system`, `user`, …
+
+    Retrievers belong to this object: `aclose` closes those that can be closed.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        retrievers: RetrieverLike | Sequence[RetrieverLike] | Mapping[str, RetrieverLike],
+        *,
+        engine: Engine | None = None,
+        tokenizer: Tokenizer | None = None,
+        max_answer_tokens: int = 256,
+        max_context_tokens: int | None = None,
+        deadline_s: float | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        streaming: bool = True,
+        policy: str | None = None,
+        engine_options: Mapping[str, Any] | None = None,
+        **prompt_options: Any,
+    ) -> None:
+        unknown = sorted(set(prompt_options) - set(_ASSEMBLER_OPTIONS))
+        if unknown:
+            raise ConfigurationError(
+                f"unknown argument {', '.join(unknown)}: prompt options are {', '.join(_ASSEMBLER_OPTIONS)}; "
+                "vLLM's own options go into engine_options"
+            )
+        if engine is not None and (policy is not None or engine_options):
+            raise ConfigurationError(
+                "policy and engine_options are for an engine that is started here; engine= is given"
+            )
+        self.model = os.fspath(model)
+        self.retrievers = _named(retrievers)
+        self.max_answer_tokens = max_answer_tokens
+        self.max_context_tokens = max_context_tokens
+        self.deadline_s = _deadline(deadline_s)
+        self.streaming = streaming
+        self._sampling = dict(sampling or {})
+        self._engine = engine
+        self._owns_engine = engine is None
+        self._policy = policy
+        self._engine_options = dict(engine_options or {})
+        self._prompt_options = prompt_options
+        self._tokenizer = tokenizer
+        self._assembler: PromptAssembler | None = None
+        self._start_lock = asyncio.Lock()
+        self._answers: set[AnswerStream] = set()
+        self._closed = False
+
+    # ---- start and end ------------------------------------------------------------------------------------------
+
+    async def start(self) -> StreamingRAG:
+        """Starts the engine, loads the tokenizer and warms the retrievers up, all at once. Idempotent; the first
+        question does it if it was not done before.
+
+        Raises:
+            ConfigurationError, MissingExtraError, EngineStartError: as the parts do.
+        """
+        async with self._start_lock:
+            if self._closed:
+                raise Stream2LLMError("this StreamingRAG was closed; make a new one")
+            if self._assembler is None:
+                await self._start()
+        return self
+
+    async def _start(self) -> None:
+        engine_task = asyncio.create_task(self._start_engine())
+        tasks = [engine_task, asyncio.create_task(self._load_tokenizer())]
+        tasks += [
+            asyncio.create_task(warm_up())
+            for retriever in self.retrievers.values()
+            if (warm_up := getattr(retriever, "warm_up", None)) is not None
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.shield(asyncio.gather(*tasks, return_exceptions=True))
+            await asyncio.shield(self._close_engine())
+            raise
+        assert self._engine is not None
+        assert self._tokenizer is not None
+        limits = self._engine.limits
+        self._assembler = PromptAssembler(
+            self._tokenizer,
+            max_model_len=min(limits.max_model_len, limits.max_prompt_tokens + 1),
+            max_answer_tokens=self.max_answer_tokens,
+            max_context_tokens=self.max_context_tokens,
+            **self._prompt_options,
+        )
+
+    async def _start_engine(self) -> None:
+        if self._owns_engine:
+            from stream2llm_sdk.serving.vllm_engine import Stream2LLMEngine
+
+            self._engine = Stream2LLMEngine(self.model, policy=self._policy, **self._engine_options)
+        start = getattr(self._engine, "start", None)
+        if start is not None:
+            await start()
+
+    async def _load_tokenizer(self) -> None:
+        if self._tokenizer is None:
+            self._tokenizer = await asyncio.to_thread(load_tokenizer, self.model)
+
+    async def aclose(self) -> None:
+        """Ends every question under way, the retrievers, and the engine if it was started here. Idempotent."""
+        self._closed = True
+        for answer in list(self._answers):
+            await answer.aclose()
+        async with self._start_lock:
+            for retriever in self.retrievers.values():
+                close = getattr(retriever, "aclose", None)
+                if close is not None:
+                    await close()
+            await self._close_engine()
+
+    async def _close_engine(self) -> None:
+        if self._owns_engine and self._engine is not None:
+            engine, self._engine = self._engine, None
+            await engine.aclose()
+
+    async def __aenter__(self) -> StreamingRAG:
+        try:
+            return await self.start()
+        except BaseException:
+            await asyncio.shield(self.aclose())
+            raise
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await asyncio.shield(self.aclose())
+
+    # ---- questions ----------------------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, once started."""
+        if self._engine is None:
+            raise Stream2LLMError("the engine has not been started: call start(), or use StreamingRAG in `async with`")
+        return self._engine
+
+    def stream(
+        self,
+        question: str,
+        *,
+        deadline_s: float | None = None,
+        max_context_tokens: int | None = None,
+        max_answer_tokens: int | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        streaming: bool | None = None,
+        observe: Callable[[ContextEvent], None] | None = None,
+    ) -> AnswerStream:
+        """The answer to a question, piece by piece. What is left out is as this object was made.
+
+        Args:
+            question: the question.
+            deadline_s: seconds after which the model answers with the context that is there.
+            max_context_tokens: most tokens of context; once an appended context has reached it, the rest of the
+                retrieval is cancelled.
+            max_answer_tokens: most tokens of the answer.
+            sampling: fields of vLLM's `SamplingParams` that differ from this object's.
+            streaming: False retrieves everything first and sends the prompt whole.
+            observe: called with each `ContextEvent`, on the event loop.
+
+        Raises:
+            ConfigurationError: an argument cannot work. What goes wrong later is raised where the answer is read.
+        """
+        if not isinstance(question, str):
+            raise ConfigurationError(f"the question must be a str, not {type(question).__name__}: {question!r:.80}")
+        answer_tokens = max_answer_tokens if max_answer_tokens is not None else self.max_answer_tokens
+
+        async def prepare() -> tuple[Engine, Prompt]:
+            await self.start()
+            assert self._assembler is not None
+            prompt = self._assembler.begin(
+                question, max_context_tokens=max_context_tokens, max_answer_tokens=max_answer_tokens
+            )
+            return self.engine, prompt
+
+        return AnswerStream(
+            prepare,
+            question,
+            self.retrievers,
+            {"temperature": 0.0, "max_tokens": answer_tokens, **self._sampling, **(sampling or {})},
+            streaming=self.streaming if streaming is None else streaming,
+            deadline_s=self.deadline_s if deadline_s is None else _deadline(deadline_s),
+            observe=observe,
+            on_begin=self._answers.add,
+            on_end=self._answers.discard,
+        )
+
+    async def ask(self, question: str, **options: Any) -> Answer:
+        """The whole answer to a question. Options as `stream` takes them.
+
+        Raises:
+            RetrievalError: no retriever gave any context.
+            PromptError, EngineDeadError, …: as the parts do.
+        """
+        async with self.stream(question, **options) as answer:
+            return await answer.answer()
+
+
+def _named(
+    retrievers: RetrieverLike | Sequence[RetrieverLike] | Mapping[str, RetrieverLike],
+) -> dict[str, Retriever]:
+    """Retrievers by name. Names made up here are those of their classes or functions, numbered where they repeat."""
+    if isinstance(retrievers, Mapping):
+        named = {str(name): as_retriever(retriever) for name, retriever in retrievers.items()}
+    else:
+        several = retrievers if isinstance(retrievers, (list, tuple)) else [retrievers]
+        named = {}
+        for retriever in several:
+            base = getattr(retriever, "__name__", type(retriever).__name__)
+            name, number = base, 1
+            while name in named:
+                number += 1
+                name = f"{base}-{number}"
+            named[name] = as_retriever(retriever)
+    if not named:
+        raise ConfigurationError("no retriever: give one, or a list or a mapping of them")
+    return named
+
+
+def _deadline(deadline_s: float | None) -> float | None:
+    if deadline_s is None:
+        return None
+    if isinstance(deadline_s, bool) or not isinstance(deadline_s, (int, float)) or not deadline_s > 0:
+        raise ConfigurationError(f"deadline_s={deadline_s!r}: give a number of seconds above 0")
+    return None if math.isinf(deadline_s) else float(deadline_s)
