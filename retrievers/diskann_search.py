@@ -41,17 +41,18 @@ class EmissionGate:
             a search list shorter than that the gate never opens and only the final pool is emitted.
 
     Raises:
-        ConfigurationError: a value is negative.
+        ConfigurationError: a value is negative, or the number of expansions is no integer.
     """
 
     min_stable_expansions: int = 16
     min_rank_factor: float = 2.0
 
     def __post_init__(self) -> None:
-        for name in ("min_stable_expansions", "min_rank_factor"):
-            value = getattr(self, name)
-            if not 0 <= value < 1e9:
-                raise ConfigurationError(f"EmissionGate.{name}={value!r}: give 0 or more")
+        stable, factor = self.min_stable_expansions, self.min_rank_factor
+        if not isinstance(stable, int) or not 0 <= stable < 2**31:
+            raise ConfigurationError(f"EmissionGate.min_stable_expansions={stable!r}: give an integer from 0 up")
+        if not 0 <= factor <= 1e6:
+            raise ConfigurationError(f"EmissionGate.min_rank_factor={factor!r}: give 0 or more")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stream2llm_sdk.answer import Answer, AnswerPiece, ContextEnd, Source, Timings, TokenCounts
+from stream2llm_sdk.answer import Answer, AnswerPiece, ContextEnd, Timings, TokenCounts
 from stream2llm_sdk.context import Retriever
 from stream2llm_sdk.errors import StreamAbortedError
 from stream2llm_sdk.gathering import ContextEvent, Gathering
 from stream2llm_sdk.growing_prompt import Prompt
+from stream2llm_sdk.tasks import cancel_and_wait, ended
 from stream2llm_sdk.trail import EventTrail, EventType
 
 if TYPE_CHECKING:
@@ -56,11 +57,12 @@ class AnswerStream:
         self._stream: Stream | None = None
         self._asked_to_stop = False
         self._closed = False
+        self._cancelled = False
 
     # ---- for the reader -----------------------------------------------------------------------------------------
 
     async def __aiter__(self) -> AsyncIterator[AnswerPiece]:
-        """The answer's pieces, as the model makes them.
+        """The answer's pieces, as the model makes them. Each is given once, to whoever reads first.
 
         Raises:
             RetrievalError: no retriever gave any context.
@@ -70,6 +72,7 @@ class AnswerStream:
         try:
             while (piece := await self._pieces.get()) is not None:
                 yield piece
+            self._pieces.put_nowait(None)  # whoever else reads comes to the end as well
             if work.cancelled():
                 raise StreamAbortedError("the answer was closed before it was complete")
             work.result()
@@ -106,8 +109,10 @@ class AnswerStream:
         """Ends everything that this question started, and returns when it has ended. Idempotent."""
         self._closed = True
         if self._work is not None and not self._work.done():
-            self._work.cancel()
-            await asyncio.shield(asyncio.wait({self._work}))
+            if not self._cancelled:  # a second cancellation would interrupt what the first one set going
+                self._cancelled = True
+                self._work.cancel()
+            await ended(self._work)
 
     async def __aenter__(self) -> AnswerStream:
         self._begin()
@@ -140,67 +145,92 @@ class AnswerStream:
         self._gathering = gathering
         if self._asked_to_stop:
             gathering.stop(ContextEnd.ASKED)
+        output = _Output(self._pieces, started_s)
         run = self._answer_streamed if self._streaming else self._answer_whole
-        return await run(engine, prompt, gathering, started_s)
+        try:
+            # Retrievers that are still ending hold neither the model's answer nor the engine's memory back.
+            end, complete_s = await run(engine, prompt, gathering, output)
+        finally:
+            await gathering.aclose()
+        return self._answer(gathering, output, end, complete_s)
 
-    async def _answer_streamed(self, engine: Engine, prompt: Prompt, gathering: Gathering, started_s: float) -> Answer:
+    async def _answer_streamed(
+        self, engine: Engine, prompt: Prompt, gathering: Gathering, output: _Output
+    ) -> tuple[ContextEnd, float]:
         async with await engine.open(prompt.head_ids, self._sampling, mode=gathering.mode) as stream:
             self._stream = stream
-            sender = _Sender(stream, gathering)
-            end = await sender.run(self._deadline_s)
-            retrieved_s = time.monotonic() - started_s
-            await sender.finish()
-            complete_s = time.monotonic() - started_s
-            return await self._read(stream, gathering, end, started_s, retrieved_s, complete_s)
+            read = asyncio.create_task(output.read(stream), name="stream2llm-read")
+            # Output that ends while the context is retrieved means that the request is lost: sending the rest of
+            # the prompt then raises why.
+            read.add_done_callback(lambda _: gathering.stop())
+            try:
+                end = await _Sender(stream, gathering).run(self._deadline_s)
+                complete_s = output.now_s()
+                await read
+            finally:
+                await cancel_and_wait(read)
+        return end, complete_s
 
-    async def _answer_whole(self, engine: Engine, prompt: Prompt, gathering: Gathering, started_s: float) -> Answer:
+    async def _answer_whole(
+        self, engine: Engine, prompt: Prompt, gathering: Gathering, output: _Output
+    ) -> tuple[ContextEnd, float]:
         end = await gathering.run(self._deadline_s)
-        retrieved_s = time.monotonic() - started_s
         async with await engine.open(prompt.final_ids, self._sampling, finished=True) as stream:
             self._stream = stream
-            complete_s = time.monotonic() - started_s
-            return await self._read(stream, gathering, end, started_s, retrieved_s, complete_s)
+            complete_s = output.now_s()
+            await output.read(stream)
+        return end, complete_s
 
-    async def _read(
-        self,
-        stream: Stream,
-        gathering: Gathering,
-        end: ContextEnd,
-        started_s: float,
-        retrieved_s: float,
-        complete_s: float,
-    ) -> Answer:
-        text, token_ids, reason, first_token_s = "", [], "abort", None
-        async for output in stream:
-            if first_token_s is None and output.token_ids:
-                first_token_s = time.monotonic() - started_s
-            text += output.text
-            token_ids += output.token_ids
-            reason = output.finish_reason or reason
-            if output.text or output.token_ids:
-                self._pieces.put_nowait(AnswerPiece(output.text, output.token_ids))
-        timings = Timings(
-            first_context_s=gathering.first_context_s,
-            retrieval_s=retrieved_s,
-            context_complete_s=complete_s,
-            first_token_s=first_token_s,
-            total_s=time.monotonic() - started_s,
-        )
-        trail = await stream.trail()
-        prompt = gathering.prompt
+    def _answer(self, gathering: Gathering, output: _Output, end: ContextEnd, complete_s: float) -> Answer:
         return Answer(
             question=self.question,
-            text=text,
-            token_ids=tuple(token_ids),
-            finish_reason=reason,
-            sources=tuple(Source(p.chunk, p.section, p.start, p.end, p.was_cut) for p in prompt.placements),
-            dropped=prompt.dropped,
+            text=output.text,
+            token_ids=tuple(output.token_ids),
+            finish_reason=output.finish_reason,
+            sources=gathering.sources,
+            dropped=gathering.dropped,
             failures=tuple(gathering.failures),
             context_end=end,
-            timings=timings,
-            tokens=_token_counts(trail, len(prompt.final_ids), len(token_ids)),
-            trail=trail,
+            timings=Timings(
+                first_context_s=gathering.first_context_s,
+                retrieval_s=gathering.ended_s,
+                context_complete_s=complete_s,
+                first_token_s=output.first_token_s,
+                total_s=output.ended_s,
+            ),
+            tokens=_token_counts(output.trail, len(gathering.prompt.final_ids), len(output.token_ids)),
+            trail=output.trail,
         )
+
+
+class _Output:
+    """Reads what the engine makes of a request, and passes it on piece by piece."""
+
+    def __init__(self, pieces: asyncio.Queue[AnswerPiece | None], started_s: float) -> None:
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.finish_reason = "abort"
+        self.first_token_s: float | None = None
+        self.ended_s = 0.0
+        self.trail = EventTrail("", ())
+        self._pieces = pieces
+        self._started_s = started_s
+
+    def now_s(self) -> float:
+        """Seconds since the question."""
+        return time.monotonic() - self._started_s
+
+    async def read(self, stream: Stream) -> None:
+        async for output in stream:
+            if self.first_token_s is None and output.token_ids:
+                self.first_token_s = self.now_s()
+            self.text += output.text
+            self.token_ids += output.token_ids
+            self.finish_reason = output.finish_reason or self.finish_reason
+            if output.text or output.token_ids:
+                self._pieces.put_nowait(AnswerPiece(output.text, output.token_ids))
+        self.ended_s = self.now_s()
+        self.trail = await stream.trail()
 
 
 class _Sender:
@@ -210,30 +240,28 @@ class _Sender:
         self._stream = stream
         self._gathering = gathering
         self._sent = gathering.prompt.head_ids
-        self._ending = False
 
     async def run(self, deadline_s: float | None) -> ContextEnd:
-        """Retrieves and sends until the retrieval has ended."""
-        gather = asyncio.create_task(self._gathering.run(deadline_s), name="stream2llm-gather")
-        send = asyncio.create_task(self._send_changes(), name="stream2llm-send")
-        try:
-            await asyncio.wait({gather, send}, return_when=asyncio.FIRST_COMPLETED)
-            self._ending = True
-            self._gathering.changed.set()
-            await send
-            return await gather
-        finally:
-            for task in (gather, send):
-                task.cancel()
-            await asyncio.shield(asyncio.gather(gather, send, return_exceptions=True))
+        """Retrieves and sends until the retrieval has ended, then sends the tail.
 
-    async def _send_changes(self) -> None:
+        Raises:
+            RetrievalError: as `Gathering.run` does.
+            PromptError, StreamError, EngineDeadError: as the stream does.
+        """
         changed = self._gathering.changed
-        while not self._ending:
-            await changed.wait()
-            changed.clear()
-            if not self._ending:
-                await self._send()
+        gather = asyncio.create_task(self._gathering.run(deadline_s), name="stream2llm-gather")
+        gather.add_done_callback(lambda _: changed.set())
+        try:
+            while not gather.done():
+                await changed.wait()
+                changed.clear()
+                if not gather.done():
+                    await self._send()
+        finally:
+            await cancel_and_wait(gather)
+        end = gather.result()
+        await self._finish()
+        return end
 
     async def _send(self) -> None:
         ids = self._gathering.prompt.ids
@@ -244,8 +272,8 @@ class _Sender:
             await self._stream.replace(ids)
         self._sent = ids
 
-    async def finish(self) -> None:
-        """Sends what is left, then the tail."""
+    async def _finish(self) -> None:
+        # What is left, then the tail.
         prompt = self._gathering.prompt
         ids = prompt.ids
         if ids[: len(self._sent)] == self._sent:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from stream2llm_sdk.answer import ContextEnd
+from stream2llm_sdk.answer import ContextEnd, Source
 from stream2llm_sdk.context import Append, ContextMode, ContextUpdate, Replace, Retriever, SourceFailure
 from stream2llm_sdk.errors import RetrievalError, Stream2LLMError
 from stream2llm_sdk.growing_prompt import Prompt, Section
+from stream2llm_sdk.placement import DroppedChunk
+from stream2llm_sdk.tasks import ended
 
 __all__ = ["ContextEvent", "Gathering"]
+
+# A retriever that is told to end may take this long to release what it holds; then its cleanup is cancelled too.
+_CLEANUP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,14 @@ class ContextEvent:
 
 
 class Gathering:
-    """Runs retrievers into one prompt. `changed` is set whenever the prompt's tokens changed."""
+    """Runs retrievers into one prompt. `run` retrieves; `aclose` must follow, and may take as long as the retrievers
+    need to end.
+
+    Attributes:
+        changed: set whenever the prompt's tokens changed.
+        failures: what could not be used so far.
+        first_context_s, ended_s: seconds from the question to the first chunk and to the end of the retrieval.
+    """
 
     def __init__(
         self,
@@ -46,100 +58,162 @@ class Gathering:
         self.changed = asyncio.Event()
         self.failures: list[SourceFailure] = []
         self.first_context_s: float | None = None
+        self.ended_s = 0.0
         self._retrievers = retrievers
-        self._sections = {name: prompt.section(name, retriever.mode) for name, retriever in retrievers.items()}
+        self._sections = _sections(prompt, retrievers)
+        self._origins: dict[int, str] = {}  # retriever names by id of a chunk; the prompt keeps the chunks alive
         self._started_s = started_s
         self._observe = observe
-        self._enough = asyncio.Event()
-        self._errors: list[Exception] = []
+        self._observer_error: Exception | None = None
+        self._pulls: list[asyncio.Task[None]] = []
+        self._errors: dict[str, BaseException] = {}
+        self._over = asyncio.Event()
         self._end = ContextEnd.RETRIEVED
 
     @property
     def mode(self) -> ContextMode:
         """UPDATE as soon as one retriever replaces its context, since that may change what others put behind it."""
-        modes = {retriever.mode for retriever in self._retrievers.values()}
+        modes = {section.mode for section in self._sections.values()}
         return ContextMode.UPDATE if ContextMode.UPDATE in modes else ContextMode.APPEND
 
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """What is in the prompt, in the prompt's order."""
+        return tuple(
+            Source(place.chunk, self._origins[id(place.chunk)], place.start, place.end, place.was_cut)
+            for place in self.prompt.placements
+        )
+
+    @property
+    def dropped(self) -> tuple[DroppedChunk, ...]:
+        """What was cut or left out of the prompt, by retriever."""
+        return tuple(replace(drop, section=self._origins[id(drop.chunk)]) for drop in self.prompt.dropped)
+
     def stop(self, reason: ContextEnd = ContextEnd.ASKED) -> None:
-        """Ends the retrieval with what is there."""
-        if not self._enough.is_set():
+        """Ends the retrieval with what is there. From here on the prompt does not change any more."""
+        if not self._over.is_set():
             self._end = reason
-            self._enough.set()
+            self._over.set()
 
     async def run(self, deadline_s: float | None) -> ContextEnd:
         """Retrieves until every retriever has ended, `deadline_s` seconds have passed since the question, the prompt
-        is full, or `stop` was called. Whatever still runs then is cancelled before this returns.
+        is full, or `stop` was called. Whatever still runs then is cancelled; `aclose` waits for it.
 
         Raises:
-            RetrievalError: every retriever that ended failed, and there is no context at all.
+            RetrievalError: retrievers failed, and there is no context at all.
+            Exception: what `observe` raised.
         """
         remaining_s = None if deadline_s is None else max(0.0, self._started_s + deadline_s - time.monotonic())
-        pulls = [
+        self._pulls = [
             asyncio.create_task(self._pull(name, retriever), name=f"stream2llm-retrieve-{name}")
             for name, retriever in self._retrievers.items()
         ]
-        all_pulled = asyncio.gather(*pulls)
-        enough = asyncio.create_task(self._enough.wait(), name="stream2llm-enough")
+        for pull in self._pulls:
+            pull.add_done_callback(self._pull_ended)
         try:
-            done, _ = await asyncio.wait({all_pulled, enough}, timeout=remaining_s, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
-                self.stop(ContextEnd.DEADLINE)
-            if all_pulled in done:
-                all_pulled.result()
+            async with asyncio.timeout(remaining_s):
+                await self._over.wait()
+        except TimeoutError:
+            self.stop(ContextEnd.DEADLINE)
         finally:
-            for task in (*pulls, enough):
-                task.cancel()
-            await asyncio.shield(asyncio.gather(*pulls, enough, all_pulled, return_exceptions=True))
+            self._over.set()
+            self.ended_s = self._now_s()
+            for pull in self._pulls:
+                pull.cancel()
+        if self._observer_error is not None:
+            raise self._observer_error
         if self._errors and not self.prompt.num_context_tokens and self._end is ContextEnd.RETRIEVED:
             raise self._failure()
         return self._end
 
-    async def _pull(self, name: str, retriever: Retriever) -> None:
-        items = retriever.stream(self.prompt.question)
-        try:
-            async for item in items:
-                self._take(name, retriever, item)
-        except Exception as error:
-            # One retriever's failure must not end the others; without any context it becomes the caller's error.
-            self._errors.append(error)
-            self._report(name, SourceFailure(name, f"{type(error).__name__}: {error}"))
-        finally:
-            close = getattr(items, "aclose", None)
-            if close is not None:
-                await close()
+    async def aclose(self) -> None:
+        """Returns when every retriever has released what it held for this question."""
+        await ended(*self._pulls, cancel_every_s=_CLEANUP_S)
 
-    def _take(self, name: str, retriever: Retriever, item: object) -> None:
+    def _pull_ended(self, _pull: asyncio.Task[None]) -> None:
+        if all(pull.done() for pull in self._pulls):
+            self._over.set()
+
+    async def _pull(self, name: str, retriever: Retriever) -> None:
+        # One retriever's failure must not end the others; without any context it becomes the caller's error.
+        try:
+            items = retriever.stream(self.prompt.question)
+            try:
+                async for item in items:
+                    if self._over.is_set():
+                        break
+                    self._take(name, item)
+            finally:
+                close = getattr(items, "aclose", None)
+                if close is not None:
+                    await close()
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            self._fail(name, error)  # not ours: something that the retriever waited for was cancelled
+        except Exception as error:
+            self._fail(name, error)
+
+    def _take(self, name: str, item: object) -> None:
         if isinstance(item, SourceFailure):
             self._report(name, item)
             return
-        expected = Append if retriever.mode is ContextMode.APPEND else (Append, Replace)
+        section: Section = self._sections[name]
+        expected = Append if section.mode is ContextMode.APPEND else (Append, Replace)
         if not isinstance(item, expected):
             raise RetrievalError(
-                f"retriever {name!r} has mode {retriever.mode.value!r} and yielded {type(item).__name__}: "
+                f"retriever {name!r} has mode {section.mode.value!r} and yielded {type(item).__name__}: "
                 "append mode yields Append, update mode Replace (or Append); SourceFailure goes in both"
             )
-        section: Section = self._sections[name]
         if item.chunks and self.first_context_s is None:
-            self.first_context_s = time.monotonic() - self._started_s
+            self.first_context_s = self._now_s()
+        self._origins.update((id(chunk), name) for chunk in item.chunks)
         if section.apply(item):
             self.changed.set()
         self._tell(name, item)
         if self.mode is ContextMode.APPEND and self.prompt.is_full:
             self.stop(ContextEnd.FULL)
 
+    def _fail(self, name: str, error: BaseException) -> None:
+        self._errors[name] = error
+        self._report(name, SourceFailure(name, _reason(error)))
+
     def _report(self, name: str, failure: SourceFailure) -> None:
         self.failures.append(failure)
         self._tell(name, failure)
 
     def _tell(self, name: str, item: ContextUpdate | SourceFailure) -> None:
-        if self._observe is not None:
-            at_s = time.monotonic() - self._started_s
-            self._observe(ContextEvent(name, item, at_s, self.prompt.num_context_tokens))
+        if self._observe is None or self._observer_error is not None:
+            return
+        try:
+            self._observe(ContextEvent(name, item, self._now_s(), self.prompt.num_context_tokens))
+        except Exception as error:
+            # The observer's mistake is its owner's to hear of, not a failure of the retriever.
+            self._observer_error = error
+            self.stop()
 
-    def _failure(self) -> Exception:
-        if len(self._errors) == 1 and isinstance(self._errors[0], Stream2LLMError):
-            return self._errors[0]
-        reasons = "; ".join(f"{type(error).__name__}: {error}" for error in self._errors)
+    def _now_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def _failure(self) -> BaseException:
+        only = next(iter(self._errors.values()))
+        if len(self._errors) == 1 and isinstance(only, Stream2LLMError):
+            return only
+        reasons = "; ".join(f"{name}: {_reason(error)}" for name, error in self._errors.items())
         failure = RetrievalError(f"no retriever gave any context: {reasons}")
-        failure.__cause__ = self._errors[0]
+        failure.__cause__ = only
         return failure
+
+
+def _sections(prompt: Prompt, retrievers: Mapping[str, Retriever]) -> dict[str, Section]:
+    """One section for all that append, since their chunks stay in the order in which they come; one for each other."""
+    appending = ", ".join(name for name, retriever in retrievers.items() if retriever.mode == ContextMode.APPEND)
+    return {
+        name: prompt.section(appending if retriever.mode == ContextMode.APPEND else name, retriever.mode)
+        for name, retriever in retrievers.items()
+    }
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import ast
 import multiprocessing
+import os
 import sys
-from types import FrameType
+from types import FrameType, ModuleType
 
 from stream2llm_sdk.errors import ConfigurationError
 
 __all__ = ["require_main_guard"]
+
+# A condition that mentions one of these tells the main process from those that it starts.
+_TELLING_NAMES = frozenset({"__name__", "parent_process", "current_process"})
 
 
 def require_main_guard(what: str) -> None:
@@ -22,15 +26,15 @@ def require_main_guard(what: str) -> None:
     Raises:
         ConfigurationError: the script has no guard; the message shows the line and the way out.
     """
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise ConfigurationError(_message(what, getattr(sys.modules.get("__main__"), "__file__", None), None))
-    frame = _main_module_frame()
-    if frame is None:
+        raise ConfigurationError(_message(what, path, None))
+    if main is None or path is None or not _is_imported_again(main):
         return
-    path = frame.f_globals.get("__file__")
-    if path is None or _is_guarded(path, frame.f_lineno):
-        return
-    raise ConfigurationError(_message(what, path, frame.f_lineno))
+    line = _running_line(main, path)
+    if line is not None and not _is_guarded(path, line):
+        raise ConfigurationError(_message(what, path, line))
 
 
 def _message(what: str, path: str | None, line: int | None) -> str:
@@ -41,14 +45,25 @@ def _message(what: str, path: str | None, line: int | None) -> str:
     )
 
 
-def _main_module_frame() -> FrameType | None:
-    """The frame of the main script's top level, when that is what runs now."""
+def _is_imported_again(main: ModuleType) -> bool:
+    # A package's `__main__`, a folder or an archive is the one kind of main program that multiprocessing leaves out.
+    spec = getattr(main, "__spec__", None)
+    return spec is None or spec.name.rpartition(".")[2] != "__main__"
+
+
+def _running_line(main: ModuleType, path: str) -> int | None:
+    """The line of the main script's top level that is running now; None if this was not called from there."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
-            return frame if frame.f_globals.get("__spec__") is None else None
+        code = frame.f_code
+        if code.co_name == "<module>" and frame.f_globals is vars(main) and _is_same_file(code.co_filename, path):
+            return frame.f_lineno
         frame = frame.f_back
     return None
+
+
+def _is_same_file(one: str, other: str) -> bool:
+    return os.path.abspath(one) == os.path.abspath(other)
 
 
 def _is_guarded(path: str, line: int) -> bool:
@@ -57,9 +72,17 @@ def _is_guarded(path: str, line: int) -> bool:
             tree = ast.parse(file.read())
     except (OSError, SyntaxError, ValueError):
         return True
-    for statement in tree.body:
-        if statement.lineno <= line <= (statement.end_lineno or statement.lineno):
-            return isinstance(statement, ast.If) and "__name__" in {
-                node.id for node in ast.walk(statement.test) if isinstance(node, ast.Name)
-            }
-    return True
+    return any(
+        node.lineno <= line <= (node.end_lineno or node.lineno) and _tells_processes_apart(node)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.If, ast.IfExp, ast.BoolOp, ast.Match))
+    )
+
+
+def _tells_processes_apart(node: ast.If | ast.IfExp | ast.BoolOp | ast.Match) -> bool:
+    if isinstance(node, ast.BoolOp):
+        condition: ast.expr = node.values[0]
+    else:
+        condition = node.subject if isinstance(node, ast.Match) else node.test
+    names = {getattr(part, "id", getattr(part, "attr", None)) for part in ast.walk(condition)}
+    return not names.isdisjoint(_TELLING_NAMES)

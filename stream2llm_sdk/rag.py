@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from stream2llm_sdk.answer import Answer
@@ -15,6 +16,7 @@ from stream2llm_sdk.errors import ConfigurationError, Stream2LLMError
 from stream2llm_sdk.gathering import ContextEvent
 from stream2llm_sdk.growing_prompt import Prompt
 from stream2llm_sdk.prompt import PromptAssembler
+from stream2llm_sdk.tasks import cancel_and_wait, uncancelled
 from stream2llm_sdk.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -128,25 +130,24 @@ class StreamingRAG:
         return self
 
     async def _start(self) -> None:
-        engine_task = asyncio.create_task(self._start_engine())
-        tasks = [engine_task, asyncio.create_task(self._load_tokenizer())]
-        tasks += [
-            asyncio.create_task(warm_up())
-            for retriever in self.retrievers.values()
-            if (warm_up := getattr(retriever, "warm_up", None)) is not None
-        ]
+        tasks = [asyncio.create_task(self._start_engine()), asyncio.create_task(self._load_tokenizer())]
+        tasks += [asyncio.create_task(_warm_up(retriever)) for retriever in self.retrievers.values()]
         try:
-            await asyncio.gather(*tasks)
-        except BaseException:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in tasks:
-                task.cancel()
-            await asyncio.shield(asyncio.gather(*tasks, return_exceptions=True))
-            await asyncio.shield(self._close_engine())
+                if task.done():
+                    task.result()
+            self._assembler = self._make_assembler()
+        except BaseException:
+            await cancel_and_wait(*tasks)
+            await uncancelled(self._close_engine())
             raise
+
+    def _make_assembler(self) -> PromptAssembler:
         assert self._engine is not None
         assert self._tokenizer is not None
         limits = self._engine.limits
-        self._assembler = PromptAssembler(
+        return PromptAssembler(
             self._tokenizer,
             max_model_len=min(limits.max_model_len, limits.max_prompt_tokens + 1),
             max_answer_tokens=self.max_answer_tokens,
@@ -170,14 +171,14 @@ class StreamingRAG:
     async def aclose(self) -> None:
         """Ends every question under way, the retrievers, and the engine if it was started here. Idempotent."""
         self._closed = True
-        for answer in list(self._answers):
-            await answer.aclose()
-        async with self._start_lock:
+        await asyncio.gather(*(answer.aclose() for answer in self._answers))
+        # One that cannot be closed does not keep the others open.
+        async with self._start_lock, AsyncExitStack() as stack:
+            stack.push_async_callback(self._close_engine)
             for retriever in self.retrievers.values():
                 close = getattr(retriever, "aclose", None)
                 if close is not None:
-                    await close()
-            await self._close_engine()
+                    stack.push_async_callback(close)
 
     async def _close_engine(self) -> None:
         if self._owns_engine and self._engine is not None:
@@ -188,11 +189,11 @@ class StreamingRAG:
         try:
             return await self.start()
         except BaseException:
-            await asyncio.shield(self.aclose())
+            await uncancelled(self.aclose())
             raise
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await asyncio.shield(self.aclose())
+        await uncancelled(self.aclose())
 
     # ---- questions ----------------------------------------------------------------------------------------------
 
@@ -283,6 +284,12 @@ def _named(
     if not named:
         raise ConfigurationError("no retriever: give one, or a list or a mapping of them")
     return named
+
+
+async def _warm_up(retriever: Retriever) -> None:
+    warm_up = getattr(retriever, "warm_up", None)
+    if warm_up is not None:
+        await warm_up()
 
 
 def _deadline(deadline_s: float | None) -> float | None:

@@ -157,22 +157,20 @@ class PydocSite:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
+        # After a clean close this does nothing. A cancelled connection, one that never ran included, is dropped
+        # with what is still unsent.
+        task.add_done_callback(lambda _task: writer.transport.abort())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request and its answer; the connection is closed after it."""
-        try:
-            # What a client does wrong or breaks off is its own affair: no answer, no trace.
-            with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-                async with asyncio.timeout(_HEAD_TIMEOUT_S):
-                    head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(await self._answer(head))
-                await writer.drain()
+        # What a client does wrong or breaks off is its own affair: no answer, no trace.
+        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            async with asyncio.timeout(_HEAD_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+            writer.write(await self._answer(head))
+            await writer.drain()
             writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
-        finally:
-            # After a clean close this does nothing; a cancelled connection is dropped with what is still unsent.
-            writer.transport.abort()
+            await writer.wait_closed()
 
     async def _answer(self, head: bytes) -> bytes:
         try:

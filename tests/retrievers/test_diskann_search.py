@@ -253,10 +253,12 @@ def test_random_bytes_for_nodes_never_crash(corpus: Corpus, tmp_path: Path) -> N
         file.close()
 
 
-@pytest.mark.parametrize("bad", [np.zeros(5), np.full(2000, np.nan), np.zeros((1, 128))])
-def test_a_query_of_another_shape_or_not_finite_is_refused(corpus: Corpus, bad: Vectors) -> None:
-    with pytest.raises(RetrievalError, match="query vector"):
-        BeamSearch(corpus.graph, np.resize(bad, corpus.graph.layout.dim) if bad.size == 2000 else bad, SearchOptions())
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_query_of_another_shape_or_not_finite_is_refused(corpus: Corpus, value: float) -> None:
+    good = corpus.queries[0]
+    for bad in (good[:5], good[None], np.where(good == good.max(), value, good)):
+        with pytest.raises(RetrievalError, match="query vector"):
+            BeamSearch(corpus.graph, bad, SearchOptions())
 
 
 @pytest.mark.parametrize(
@@ -272,8 +274,12 @@ def test_a_query_of_another_shape_or_not_finite_is_refused(corpus: Corpus, bad: 
 def test_options_that_cannot_work_are_refused(arguments: dict[str, int], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         SearchOptions(**arguments)
-    with pytest.raises(ConfigurationError, match="min_stable_expansions=-1"):
-        EmissionGate(-1)
+
+
+@pytest.mark.parametrize("arguments", [(-1, 2), (2.5, 2), (16, -1), (16, float("nan"))])
+def test_a_gate_that_cannot_work_is_refused(arguments: tuple[int, float]) -> None:
+    with pytest.raises(ConfigurationError, match="EmissionGate"):
+        EmissionGate(*arguments)
 
 
 @pytest.mark.parametrize(("num_vectors", "dim"), [(1, 8), (2, 3), (5, 100), (50, 33), (255, 12), (300, 1)])

@@ -17,7 +17,6 @@ from stream2llm_sdk.prompt import DEFAULT_SYSTEM, DropReason, Placement, Prompt,
 from stream2llm_sdk.tokenizer import load_tokenizer, special_tokens
 
 from .tiny_tokenizer import (
-    CHATML,
     ZEPHYR,
     byte_tokenizer,
     llama2_tokenizer,
@@ -275,6 +274,14 @@ def test_special_tokens_in_a_chunk_stay_readable(
         assert tokenizer.decode(change.ids) == f"x {text}\n\n"
 
 
+def test_special_tokens_that_a_vocabulary_can_spell_are_broken_up(
+    assemblers: dict[str, tuple[Any, PromptAssembler]],
+) -> None:
+    tokenizer, assembler = assemblers["Unigram, no template"]
+    change = assembler.begin("Why?").apply(Append(chunks("ends </s> here")))
+    assert tokenizer.decode(change.ids).replace(" ", "") == "ends</s>here\n\n"
+
+
 def test_neighbouring_chunks_cannot_form_a_special_token() -> None:
     tokenizer = byte_tokenizer()
     assembler = PromptAssembler(tokenizer, max_model_len=999, max_answer_tokens=9, separator="")
@@ -291,11 +298,12 @@ def test_the_callers_tokenizer_is_left_as_it_was() -> None:
     assert tokenizer.convert_ids_to_tokens(ids) == ["<|im_end|>", "<tool_call>"]
 
 
-def test_added_words_and_white_space_keep_their_tokens() -> None:
+def test_added_words_and_white_space_keep_their_tokens_unless_the_template_uses_them() -> None:
     tokenizer = byte_tokenizer()
-    tokenizer.add_tokens(["    "])
-    encoder = PlainTextEncoder(tokenizer, structure=CHATML)
+    tokenizer.add_tokens(["    ", "ASSISTANT"])
+    encoder = PlainTextEncoder(tokenizer, structure="USER: \nASSISTANT: ")
     assert tokenizer.convert_ids_to_tokens(encoder.encode("zymurgy    !")) == ["zymurgy", "    ", "!"]
+    assert tokenizer.convert_ids_to_tokens(encoder.encode("ASSISTANT")) == list("ASSISTANT")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,93 @@
+"""On a real model in float32, a streamed prompt gives the tokens of the same prompt sent whole."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tiny_models
+from prompt_scripts import SCHEDULER, Prompts, run_script, tokens
+
+from stream2llm_sdk.testing.core_driver import CoreDriver
+
+pytestmark = pytest.mark.engine
+
+SCRIPTS = 9
+
+
+@pytest.fixture(scope="module", params=["llama", "hybrid"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    make = {"llama": tiny_models.make_llama, "hybrid": tiny_models.make_hybrid}[request.param]
+    return make(tmp_path_factory.mktemp("models") / request.param)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["prefix-caching", "no-prefix-caching"])
+def driver(model: Path, request: pytest.FixtureRequest) -> Iterator[CoreDriver]:
+    # 448 tokens of model length take 14 blocks of a pool of 24 (28 of 48 with two groups): two long streams do not
+    # fit beside each other.
+    blocks = 48 if model.name == "hybrid" else 24
+    with CoreDriver(
+        model,
+        executor="model",
+        scheduler_cls=SCHEDULER,
+        prefix_caching=request.param,
+        num_gpu_blocks=blocks,
+        block_size=32,
+        max_num_batched_tokens=128,
+        max_model_len=448,
+        max_num_seqs=16,
+        kv_cache_memory_bytes=64 << 20,
+        scheduler_reserve_full_isl=False,
+        additional_config={"stream2llm": {"policy": "FCFS"}},
+    ) as driver:
+        yield driver
+
+
+def reset_cache(driver: CoreDriver) -> None:
+    driver.run_until_idle()
+    assert driver.scheduler.reset_prefix_cache()
+
+
+def sent_whole(driver: CoreDriver, request_id: str, prompt: list[int], max_tokens: int) -> list[int]:
+    reset_cache(driver)
+    driver.add(request_id, prompt, max_tokens=max_tokens)
+    driver.run_until_idle()
+    return driver.outputs[request_id]
+
+
+def test_streamed_tokens_are_the_whole_prompts(driver: CoreDriver) -> None:
+    num_free = driver.num_free_blocks()
+    num_preemptions = num_checked = 0
+    for script in range(SCRIPTS):
+        prompts = Prompts(driver)
+        run_script(prompts, random.Random(script), f"s{script}", max_prompt=400)
+        for records in driver.call("trail", [list(prompts.now)]).values():
+            num_preemptions += records[-1][3]["num_preemptions"]
+        for request_id in prompts.to_answer:
+            streamed = driver.outputs[request_id]
+            max_tokens = prompts.max_tokens[request_id]
+            assert len(streamed) == max_tokens
+            whole = sent_whole(driver, f"whole-{request_id}", prompts.now[request_id], max_tokens)
+            assert streamed == whole, request_id
+            num_checked += 1
+        reset_cache(driver)
+        assert driver.num_free_blocks() == num_free
+    assert num_checked > 3 * SCRIPTS
+    assert num_preemptions > 0, "the pool was never too small: this proves less than it should"
+
+
+@pytest.mark.parametrize("lcp", [0, 1, 31, 32, 33, 100, 319])
+def test_replace_keeps_the_common_prefix(driver: CoreDriver, lcp: int) -> None:
+    rng = random.Random(lcp)
+    reset_cache(driver)
+    prompts, request_id = Prompts(driver), f"lcp{lcp}-{id(driver)}"
+    prompts.open_stream(request_id, tokens(rng, 320))
+    driver.run_until_idle()
+    answer = prompts.replace(request_id, prompts.now[request_id][:lcp] + tokens(rng, 60), final=True)
+    assert answer["lcp"] == lcp
+    assert answer["num_invalidated"] == 319 - lcp
+    driver.run_until_idle()
+    whole = sent_whole(driver, f"whole-{request_id}", prompts.now[request_id], 8)
+    assert driver.outputs[request_id] == whole
