@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-import httpx
-
 from stream2llm_sdk.errors import ConfigurationError, RetrievalError
 
 __all__ = ["FixedSeeds", "SearchHit", "SearchProvider", "SearxNGSearch"]
@@ -103,6 +101,8 @@ class SearxNGSearch:
         return list(hits.values())[:k]
 
     async def _ask(self, query: str) -> Any:
+        import httpx
+
         try:
             async with httpx.AsyncClient(timeout=self._timeout_s, follow_redirects=True) as client:
                 response = await client.get(self._endpoint, params={**self._parameters, "q": query})

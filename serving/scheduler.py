@@ -1,38 +1,29 @@
-"""vLLM's scheduler with prompts that grow and change while they are prefilled.
+"""vLLM's scheduler in two phases: a plan, then vLLM's own step with exactly that plan.
 
-A subclass, plugged in through `scheduler_cls`. Each step has two phases: a plan (read-only), then the preemption of
-its victims and vLLM's own `schedule()`, which is handed exactly the plan. Steps that need no plan are vLLM's own,
-untouched.
+Plugged in through `scheduler_cls`. Phase 1 is read-only; phase 2 preempts the plan's victims and lets vLLM's own
+`schedule()` see what is planned. Steps that need no plan are vLLM's own, untouched.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import create_request_queue
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from stream2llm_sdk.serving.kv_blocks import KVBlocks
-from stream2llm_sdk.serving.lcp import TokenArray, longest_common_prefix, token_array
 from stream2llm_sdk.serving.planner import Candidate, Limits, Plan, Planner
 from stream2llm_sdk.serving.policies import IdleFirst, SchedulingPolicy, make_policy
-from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY, StreamingPrompt
-from stream2llm_sdk.serving.trail_recorder import TrailRecorder
-from stream2llm_sdk.trail import EventType
+from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY
+from stream2llm_sdk.serving.streaming_scheduler import StreamingPromptScheduler
 
 __all__ = ["AsyncStream2LLMScheduler", "Stream2LLMScheduler"]
-
-logger = init_logger(__name__)
 
 _BLOCKED = (
     RequestStatus.WAITING_FOR_REMOTE_KVS,
@@ -41,13 +32,11 @@ _BLOCKED = (
 )
 
 
-class Stream2LLMScheduler(Scheduler):
+class Stream2LLMScheduler(StreamingPromptScheduler):
     """The scheduler of streaming prompts. With `async_scheduling` on, an instance is an `AsyncStream2LLMScheduler`.
 
-    A request is a streaming prompt when its `SamplingParams.extra_args["stream2llm"]` says so (`StreamingPrompt`).
-    Its prompt is changed through `update`. While it is open its last token is held back, so that nothing is ever
-    sampled from a partial prompt; when nothing is left to compute it is parked outside vLLM's queues and costs no
-    steps.
+    The policy comes from `additional_config["stream2llm"]["policy"]`, else from the environment's `SCHEDULER_TYPE`,
+    else it is vLLM's own order.
     """
 
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Stream2LLMScheduler:
@@ -60,269 +49,22 @@ class Stream2LLMScheduler(Scheduler):
         options = dict(vllm_config.additional_config or {}).get(EXTRA_ARGS_KEY, {})
         name = options.get("policy") or os.environ.get("SCHEDULER_TYPE") or "DEFAULT_VLLM"
         self.scheduling_policy: SchedulingPolicy = make_policy(name)
-        self.kv = KVBlocks(self.kv_cache_manager, self.block_size)
         self.planner = Planner(self.kv, IdleFirst())
-        self.trail = TrailRecorder()
-        self.prompts: dict[str, StreamingPrompt] = {}
-        # Open streams with nothing to compute; they are in none of vLLM's queues.
-        self.parked: dict[str, Request] = {}
-        self.num_open = 0
         self._plan: Plan | None = None
         self._plan_failed = False
         # Waiting requests outside the plan, while vLLM schedules it.
         self._num_hidden = 0
-        # Requests that the worker keeps state of. Only the V2 model runner has a fixed number of places for it.
-        self._resident: set[str] = set()
-        self._admission_order: dict[str, int] = {}
-        self._num_admitted = 0
-        self._scheduled_now: set[str] = set()
-
-    # ---- the utility channel ------------------------------------------------------------------------------------
-
-    def __call__(self, operation: str, arguments: list[Any]) -> Any:
-        """Operations for the engine's front end. vLLM's engine core looks utility methods up by attribute name, and
-        this object is its attribute `scheduler`.
-
-        `update(request_id, kind, token_ids, final, sent_s)` changes a prompt, `trail(request_ids)` takes events,
-        `progress(request_ids)` gives counters, `limits()` what the engine can hold.
-        """
-        operations = {
-            "update": self.update,
-            "trail": self.trail.take,
-            "progress": self.progress,
-            "limits": self.limits,
-        }
-        return operations[operation](*arguments)
 
     def limits(self) -> dict[str, Any]:
-        """What a single request may use: `max_prompt_tokens` leaves room for one output token."""
-        capacity = self.kv.max_tokens(self.max_model_len)
-        return {
-            "max_model_len": self.max_model_len,
-            "max_prompt_tokens": max(0, capacity - 1),
-            "num_blocks": self.kv.num_total,
-            "block_size": self.block_size,
-            "policy": self.scheduling_policy.name,
-        }
-
-    def progress(self, request_ids: Iterable[str]) -> dict[str, dict[str, int]]:
-        """Counters by request id, with `num_tokens` (the prompt and output now) and `num_computed`."""
-        found = {}
-        for request_id in request_ids:
-            request, prompt = self.requests.get(request_id), self.prompts.get(request_id)
-            if request is not None and prompt is not None:
-                found[request_id] = {
-                    "num_tokens": request.num_tokens,
-                    "num_computed": request.num_computed_tokens,
-                    **prompt.counters(),
-                }
-        return found
-
-    # ---- a request's life ---------------------------------------------------------------------------------------
-
-    def add_request(self, request: Request) -> None:
-        flags = _flags(request)
-        if flags is None or request.request_id in self.requests:
-            super().add_request(request)
-            return
-        # The front end's list belongs to the front end: an in-process client hands over the object itself.
-        request.prompt_token_ids = list(request.prompt_token_ids or ())
-        prompt = StreamingPrompt.from_flags(flags, token_array(request.prompt_token_ids), time.monotonic())
-        self.prompts[request.request_id] = prompt
-        self.num_open += prompt.is_open
-        self.trail.begin(request.request_id, flags.get("sent_s"))
-        if not prompt.is_open:
-            self.trail.mark(request.request_id, EventType.CONTEXT_COMPLETE, flags.get("sent_s"))
-        super().add_request(request)
-        if prompt.is_open and self._num_wanted(request) <= 0:
-            self._remove_from_queues(request)
-            self._park(request)
-
-    def update(
-        self,
-        request_id: str,
-        kind: str,
-        token_ids: bytes | list[int] | TokenArray,
-        final: bool,
-        sent_s: float,
-    ) -> dict[str, Any]:
-        """Changes an open prompt between two steps.
-
-        Args:
-            request_id: the engine's id of the request.
-            kind: 'append' (`token_ids` go behind the prompt) or 'replace' (`token_ids` are the whole prompt).
-            token_ids: ids, as int32 bytes or a sequence.
-            final: whether the prompt is finished with this.
-            sent_s: when it was sent, on the monotonic clock.
-
-        Returns:
-            `num_tokens`, `lcp` and `num_invalidated`; or `error`, one of 'unknown', 'finished', 'empty' and
-            'too_long', and then nothing has changed.
-        """
-        request, prompt = self.requests.get(request_id), self.prompts.get(request_id)
-        if request is None or prompt is None or request.is_finished():
-            return {"error": "unknown"}
-        if not prompt.is_open:
-            return {"error": "finished"}
-        new = token_array(token_ids)
-        if kind == "append":
-            lcp = len(prompt.token_ids)
-            new = np.concatenate((prompt.token_ids, new))
-        else:
-            lcp = longest_common_prefix(prompt.token_ids, new)
-        if len(new) >= self.max_model_len:
-            return {"error": "too_long"}
-        if final and not len(new):
-            return {"error": "empty"}
-        self.trail.mark(request_id, EventType.CHUNK_ARRIVED, sent_s, num_tokens=len(new) - lcp)
-        num_invalidated = self._apply(request, prompt, new, lcp, final)
-        prompt.num_updates += 1
-        prompt.last_chunk_arrival_time = sent_s
-        self.trail.mark(
-            request_id,
-            EventType.PROMPT_UPDATED,
-            lcp=lcp,
-            num_tokens=len(new),
-            num_invalidated=num_invalidated,
-        )
-        if final:
-            self.trail.mark(request_id, EventType.CONTEXT_COMPLETE, sent_s)
-        return {"num_tokens": len(new), "lcp": lcp, "num_invalidated": num_invalidated}
-
-    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Request]:
-        finished = super().finish_requests(request_ids, finished_status)
-        for request in finished:
-            self.parked.pop(request.request_id, None)
-        return finished
-
-    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
-        request_id = request.request_id
-        self._resident.discard(request_id)
-        self._admission_order.pop(request_id, None)
-        self._scheduled_now.discard(request_id)
-        prompt = self.prompts.pop(request_id, None)
-        if prompt is not None:
-            self.num_open -= prompt.is_open
-            aborted = request.status in (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
-            state = EventType.ABORTED if aborted else EventType.FINISHED
-            self.trail.end(request_id, state, reason=str(request.get_finished_reason()), **prompt.counters())
-        return super()._free_request(request, delay_free_blocks=delay_free_blocks)
-
-    # ---- a changed prompt ---------------------------------------------------------------------------------------
-
-    def _apply(self, request: Request, prompt: StreamingPrompt, new: TokenArray, lcp: int, final: bool) -> int:
-        """Gives the request its new prompt and keeps the KV that is still right. Returns the tokens made void."""
-        num_computed = request.num_computed_tokens
-        self._withdraw(request)
-        # Something must be left to compute, or there would be no logits to sample from.
-        keep = max(0, min(num_computed, lcp, len(new) - 1))
-        self._truncate(request, keep)
-        num_invalidated = prompt.invalidated_from(keep, num_computed)
-        self._set_tokens(request, new, lcp)
-        prompt.token_ids = new
-        if final:
-            prompt.is_streaming_prompt_finished = True
-            self.num_open -= 1
-        self._resubmit(request)
-        return num_invalidated
-
-    def _set_tokens(self, request: Request, new: TokenArray, lcp: int) -> None:
-        """Replaces the tokens past the LCP. `all_token_ids` is a view of `_all_token_ids`, so that list stays."""
-        del request.block_hashes[lcp // self.hash_block_size :]
-        tail = new[lcp:].tolist()
-        request._all_token_ids[lcp:] = tail
-        assert request.prompt_token_ids is not None
-        request.prompt_token_ids[lcp:] = tail
-        request.num_prompt_tokens = len(new)
-        request.update_block_hashes()
-
-    def _truncate(self, request: Request, keep: int) -> None:
-        """Drops the KV at positions >= `keep`; fewer may be kept where a cut is not possible."""
-        if keep >= request.num_computed_tokens:
-            return
-        keep = self.kv.resumable_at(request.request_id, keep)
-        if keep <= 0:
-            self._free_request_blocks(request)
-            self._forget_in_worker(request)
-        else:
-            dropped = self.kv.cut(request.request_id, keep)
-            if self._request_blocks_can_be_freed(request):
-                self.kv.release(dropped)
-            elif dropped:
-                self.deferred_frees.append((self.sched_step_seq, dropped))
-        request.num_computed_tokens = keep
-
-    def _forget_in_worker(self, request: Request) -> None:
-        if request.request_id in self._resident:
-            self._resident.discard(request.request_id)
-            self.reset_preempted_req_ids.add(request.request_id)
-        self._admission_order.pop(request.request_id, None)
-
-    def _withdraw(self, request: Request) -> None:
-        """Takes the request out of whatever holds it, and voids its steps in flight: they ran the old prompt."""
-        if request.status == RequestStatus.RUNNING:
-            self.running.remove(request)
-        elif request.request_id in self.parked:
-            del self.parked[request.request_id]
-            self.num_waiting_for_streaming_input -= 1
-        else:
-            self._remove_from_queues(request)
-        self._inflight_prefills.discard(request)
-        request.is_prefill_chunk = False
-        if request.num_in_flight_tokens:
-            request.drop_stale_output = True
-            request.num_stale_output_tokens = request.num_in_flight_tokens
-            request.num_output_placeholders = 0
-
-    def _resubmit(self, request: Request) -> None:
-        """Queues the request as a new one, so that the next step sends its whole prompt to the worker."""
-        request.status = RequestStatus.WAITING
-        if self._num_wanted(request) <= 0:
-            self._park(request)
-            return
-        self._enqueue_waiting_request(request)
-        holds = self.kv.holds(request.request_id)
-        self._record_state(request, EventType.KV_ON_GPU if holds else EventType.QUEUED)
-
-    def _park(self, request: Request) -> None:
-        request.status = RequestStatus.WAITING_FOR_STREAMING_REQ
-        self._inflight_prefills.discard(request)
-        self.parked[request.request_id] = request
-        self.num_waiting_for_streaming_input += 1
-        holds = self.kv.holds(request.request_id)
-        if holds or self.trail.current_state(request.request_id) is EventType.SCHEDULED:
-            self._record_state(request, EventType.KV_ON_GPU if holds else EventType.QUEUED)
-
-    def _remove_from_queues(self, request: Request) -> None:
-        for queue in (self.waiting, self.kv_holding_waiting):
-            queue.remove_requests([request])
-        self.deferred_waiting.discard(request)
-
-    # ---- held-back token ----------------------------------------------------------------------------------------
-
-    def _num_held_back(self, request: Request) -> int:
-        prompt = self.prompts.get(request.request_id)
-        return 1 if prompt is not None and prompt.is_open else 0
-
-    def _num_wanted(self, request: Request) -> int:
-        placeholders = request.num_output_placeholders
-        if placeholders and (
-            request.num_computed_tokens + 2 - placeholders >= request.num_prompt_tokens + request.max_tokens
-        ):
-            return 0  # its last token is already in flight
-        wanted = request.num_tokens_with_spec + placeholders - request.num_computed_tokens
-        if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
-            wanted = max(1, wanted)  # a prompt that was loaded whole computes its last token again
-        return int(wanted - self._num_held_back(request))
+        return {**super().limits(), "policy": self.scheduling_policy.name}
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
-        """vLLM asks here, last of all, how many tokens a request may compute in this step."""
         num_new_tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
-        if self._num_held_back(request):
-            num_new_tokens = min(num_new_tokens, request.num_tokens - 1 - num_computed_tokens)
-        if self._plan is not None:
-            num_new_tokens = self._plan.limit(request.request_id, num_new_tokens)
-        return max(num_new_tokens, 0)
+        return num_new_tokens if self._plan is None else self._plan.limit(request.request_id, num_new_tokens)
+
+    def get_request_counts(self) -> tuple[int, int]:
+        num_running, num_waiting = super().get_request_counts()
+        return num_running, num_waiting + self._num_hidden
 
     # ---- a step -------------------------------------------------------------------------------------------------
 
@@ -352,14 +94,6 @@ class Stream2LLMScheduler(Scheduler):
         # A plan that did not come true (something it cannot see stood in the way) must not be made again for ever.
         self._plan_failed = bool(plan.num_tokens) and not output.num_scheduled_tokens
         return output
-
-    def _park_idle_streams(self) -> None:
-        idle = [request for request in self.running if self._num_held_back(request) and self._num_wanted(request) <= 0]
-        if idle:
-            leaving = set(idle)
-            self.running = [request for request in self.running if request not in leaving]
-            for request in idle:
-                self._park(request)
 
     def _candidates(self) -> list[Candidate]:
         order = self._admission_order
@@ -464,17 +198,6 @@ class Stream2LLMScheduler(Scheduler):
             request.status = status
             self._enqueue_waiting_request(request)
 
-    def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
-        num_tokens = request.num_computed_tokens
-        super()._preempt_request(request, timestamp, drop_stale_output)
-        self._resident.discard(request.request_id)
-        self._admission_order.pop(request.request_id, None)
-        prompt = self.prompts.get(request.request_id)
-        if prompt is not None:
-            prompt.num_preemptions += 1
-            self.trail.state(request.request_id, EventType.PREEMPTED_RECOMPUTE, num_tokens=num_tokens)
-            self._scheduled_now.discard(request.request_id)
-
     @contextmanager
     def _hand_over(self, plan: Plan) -> Iterator[None]:
         """Lets vLLM see the waiting requests of the plan only, in the plan's order. Running ones need no hiding:
@@ -533,64 +256,6 @@ class Stream2LLMScheduler(Scheduler):
         """Requests that the worker keeps state of, though they do not run."""
         return self._resident.difference(request.request_id for request in self.running)
 
-    # ---- what vLLM counts ---------------------------------------------------------------------------------------
-
-    def get_request_counts(self) -> tuple[int, int]:
-        num_running, num_waiting = super().get_request_counts()
-        return num_running, num_waiting + len(self.parked) + self._num_hidden
-
-    def get_num_unfinished_requests(self) -> int:
-        num_unfinished = int(super().get_num_unfinished_requests())
-        if self._pause_state == PauseState.PAUSED_NEW:
-            num_unfinished += len(self.parked)  # not among the block holders that vLLM counts then
-        return num_unfinished
-
-    # ---- the trail ----------------------------------------------------------------------------------------------
-
-    def _record_step(self, output: SchedulerOutput) -> None:
-        self._record_admissions(output)
-        if not self.prompts:
-            return
-        scheduled = set()
-        for request_id, num_tokens in output.num_scheduled_tokens.items():
-            prompt = self.prompts.get(request_id)
-            if prompt is not None:
-                prompt.computed(self.requests[request_id].num_computed_tokens - num_tokens, num_tokens)
-                self.trail.state(request_id, EventType.SCHEDULED)
-                scheduled.add(request_id)
-        for request_id in self._scheduled_now - scheduled:
-            if self.trail.current_state(request_id) is EventType.SCHEDULED:
-                self.trail.state(request_id, EventType.KV_ON_GPU)
-        self._scheduled_now = scheduled
-
-    def _record_admissions(self, output: SchedulerOutput) -> None:
-        for admitted in output.scheduled_new_reqs:
-            self._record_admission(admitted.req_id, admitted.num_computed_tokens)
-        for request_id in output.scheduled_cached_reqs.resumed_req_ids:
-            num_scheduled = output.num_scheduled_tokens[request_id]
-            self._record_admission(request_id, self.requests[request_id].num_computed_tokens - num_scheduled)
-
-    def _record_admission(self, request_id: str, num_computed: int) -> None:
-        self._resident.add(request_id)
-        if request_id not in self._admission_order:
-            self._admission_order[request_id] = self._num_admitted
-            self._num_admitted += 1
-            if (prompt := self.prompts.get(request_id)) is not None:
-                prompt.num_tokens_cached += num_computed
-
-    def _record_state(self, request: Request, state: EventType) -> None:
-        self.trail.state(request.request_id, state)
-
-    def _update_request_with_output(
-        self, request: Request, new_token_ids: list[int], is_stale: bool = False
-    ) -> tuple[list[int], bool]:
-        prompt = self.prompts.get(request.request_id)
-        if prompt is not None:
-            assert not prompt.is_open, f"{request.request_id}: sampled while its prompt is open"
-            if request.num_output_tokens == 0:
-                self.trail.mark(request.request_id, EventType.FIRST_TOKEN)
-        return super()._update_request_with_output(request, new_token_ids, is_stale)
-
 
 class AsyncStream2LLMScheduler(Stream2LLMScheduler, AsyncScheduler):
     """The same with vLLM's asynchronous scheduling: a step is planned while the one before it still runs."""
@@ -601,9 +266,3 @@ def _is_asynchronous(vllm_config: Any) -> bool:
     what vLLM derived from it stays. The asynchronous class serves a synchronous engine as well, never the reverse."""
     derived = vllm_config.parallel_config.disable_nccl_for_dp_synchronization
     return bool(vllm_config.scheduler_config.async_scheduling or derived)
-
-
-def _flags(request: Request) -> dict[str, Any] | None:
-    params = request.sampling_params
-    flags = (params.extra_args or {}).get(EXTRA_ARGS_KEY) if params is not None else None
-    return dict(flags) if flags is not None else None

@@ -194,7 +194,8 @@ class AnswerStream:
             timings=Timings(
                 first_context_s=gathering.first_context_s,
                 retrieval_s=gathering.ended_s,
-                context_complete_s=complete_s,
+                # The first token may be here before the word that the whole prompt was taken.
+                context_complete_s=min(complete_s, output.first_token_s or complete_s),
                 first_token_s=output.first_token_s,
                 total_s=output.ended_s,
             ),

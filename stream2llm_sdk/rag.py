@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from stream2llm_sdk.answer import Answer
 from stream2llm_sdk.answer_stream import AnswerStream
@@ -139,9 +139,12 @@ class StreamingRAG:
                     task.result()
             self._assembler = self._make_assembler()
         except BaseException:
-            await cancel_and_wait(*tasks)
-            await uncancelled(self._close_engine())
+            await uncancelled(self._abandon(tasks))
             raise
+
+    async def _abandon(self, tasks: list[asyncio.Task[None]]) -> None:
+        await cancel_and_wait(*tasks)
+        await self._close_engine()
 
     def _make_assembler(self) -> PromptAssembler:
         assert self._engine is not None
@@ -272,7 +275,7 @@ def _named(
     if isinstance(retrievers, Mapping):
         named = {str(name): as_retriever(retriever) for name, retriever in retrievers.items()}
     else:
-        several = retrievers if isinstance(retrievers, (list, tuple)) else [retrievers]
+        several = retrievers if isinstance(retrievers, (list, tuple)) else [cast(RetrieverLike, retrievers)]
         named = {}
         for retriever in several:
             base = getattr(retriever, "__name__", type(retriever).__name__)

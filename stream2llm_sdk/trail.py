@@ -137,7 +137,7 @@ class EventTrail(Sequence[TrailEvent]):
         states = [event for event in self._events if event.type.is_state]
         if not states:
             return []
-        zero = states[0].monotonic_s
+        zero = self._events[0].monotonic_s
         return [
             Interval(event.type, event.monotonic_s - zero, following.monotonic_s - zero)
             for event, following in itertools.pairwise(states)

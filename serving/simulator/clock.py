@@ -13,8 +13,8 @@ __all__ = ["LatencyModel", "StepFacts", "VirtualClock"]
 class StepFacts:
     """What one forward pass did; everything a latency model may depend on.
 
-    ``spans`` holds one ``(first, stop)`` pair of token positions per request of the batch: the pass computed
-    the positions ``first .. stop - 1`` and attended to all positions below ``stop``.
+    `spans` holds one `(first, stop)` pair of token positions per request of the batch: the pass computed
+    the positions `first .. stop - 1` and attended to all positions below `stop`.
     """
 
     step: int
@@ -53,11 +53,11 @@ class VirtualClock:
         return self._now_s
 
     def advance(self, duration_s: float) -> None:
-        """Let ``duration_s`` seconds pass. Raises :class:`ValueError` for a negative or infinite duration."""
+        """Let `duration_s` seconds pass. Raises `ValueError` for a negative or infinite duration."""
         if not (math.isfinite(duration_s) and duration_s >= 0):
             raise ValueError(f"a step cannot take {duration_s} s; latency models return finite seconds >= 0")
         self._now_s += duration_s
 
     def advance_to(self, time_s: float) -> None:
-        """Move to ``time_s``, an event in the future; a time already passed changes nothing."""
+        """Move to `time_s`, an event in the future; a time already passed changes nothing."""
         self._now_s = max(self._now_s, time_s)

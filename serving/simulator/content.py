@@ -1,8 +1,8 @@
 """What a KV slot holds, and what a model without weights samples.
 
-A transformer's KV entry at position ``p`` depends on the tokens ``0..p`` and on nothing else, and its greedy
+A transformer's KV entry at position `p` depends on the tokens `0..p` and on nothing else, and its greedy
 next token depends on all tokens so far. Both are stood for by one number here: the hash of the token prefix.
-The hash is a sum (modulo 2**64) of one mixed term per ``(position, token)``, so a prefix extends in place, a
+The hash is a sum (modulo 2**64) of one mixed term per `(position, token)`, so a prefix extends in place, a
 whole prompt is hashed in one vectorised pass, and two different sequences agree with probability 2**-64.
 """
 
@@ -39,7 +39,7 @@ def _term(position: int, token_id: int) -> int:
 
 
 def _terms(first_position: int, token_ids: NDArray[np.int64]) -> HashArray:
-    """The terms of ``token_ids`` placed from ``first_position`` on; same values as :func:`_term`."""
+    """The terms of `token_ids` placed from `first_position` on; same values as `_term`."""
     positions = np.arange(first_position + 1, first_position + 1 + len(token_ids), dtype=np.uint64)
     value = positions * np.uint64(_POSITION_STEP) + token_ids.astype(np.uint64) * np.uint64(_TOKEN_STEP)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(_MULTIPLIERS[0])
@@ -49,7 +49,7 @@ def _terms(first_position: int, token_ids: NDArray[np.int64]) -> HashArray:
 
 
 def prefix_hashes(token_ids: Sequence[int]) -> HashArray:
-    """Entry ``p`` is the content of a KV slot that was computed from ``token_ids[: p + 1]``."""
+    """Entry `p` is the content of a KV slot that was computed from `token_ids[: p + 1]`."""
     return TokenRow(token_ids).hashes.copy()
 
 
@@ -82,11 +82,11 @@ class TokenRow:
 
     @property
     def hashes(self) -> HashArray:
-        """``hashes[p]`` covers the tokens ``0..p``; a view that the next change may invalidate."""
+        """`hashes[p]` covers the tokens `0..p`; a view that the next change may invalidate."""
         return self._hashes[: self._length]
 
     def hash_of(self, length: int) -> int:
-        """The hash of the first ``length`` tokens; 0 for none."""
+        """The hash of the first `length` tokens; 0 for none."""
         return int(self._hashes[length - 1]) if length else 0
 
     def append(self, token_id: int) -> None:
@@ -99,14 +99,14 @@ class TokenRow:
         self._length += 1
 
     def put(self, position: int, token_id: int) -> None:
-        """Overwrite the token at ``position``; the prefixes that contain it are hashed again."""
+        """Overwrite the token at `position`; the prefixes that contain it are hashed again."""
         if int(self._tokens[position]) == token_id:
             return
         self._tokens[position] = token_id
         self._rehash(position)
 
     def truncate(self, length: int) -> None:
-        """Forget every token from ``length`` on."""
+        """Forget every token from `length` on."""
         self._length = min(self._length, length)
 
     def common_prefix(self, other: TokenRow) -> int:
@@ -135,8 +135,8 @@ class TokenRow:
 class SamplingRule:
     """Which token follows a prefix: a pure function of the prefix hash.
 
-    ``eos_period`` of ``n`` ends a sequence at each position with probability ``1 / n`` (still a pure function
-    of the prefix); 0, the default, never samples an end-of-sequence token. ``special_token_ids`` are never
+    `eos_period` of `n` ends a sequence at each position with probability `1 / n` (still a pure function
+    of the prefix); 0, the default, never samples an end-of-sequence token. `special_token_ids` are never
     sampled otherwise.
     """
 
@@ -165,7 +165,7 @@ class SamplingRule:
         return token_id
 
     def expected_output(self, prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
-        """The greedy output of a correct engine: ``num_tokens`` tokens, or fewer if it ends with EOS."""
+        """The greedy output of a correct engine: `num_tokens` tokens, or fewer if it ends with EOS."""
         row = TokenRow(prompt_ids)
         start = len(row)
         while len(row) - start < num_tokens:

@@ -1,6 +1,6 @@
 """An executor for vLLM's real engine core that has no model but checks everything a model would rely on.
 
-:class:`CheckedExecutor` takes the place of the workers (``distributed_executor_backend=CheckedExecutor``). The
+`CheckedExecutor` takes the place of the workers (`distributed_executor_backend=CheckedExecutor`). The
 scheduler, the KV cache manager and the engine core's loop are vLLM's own; the executor keeps the state that
 the model runner would keep, holds KV memory whose slots know their content, and samples tokens that depend on
 the whole prefix. Whatever the scheduler gets wrong, a block too early freed, a stale token, a missing message
@@ -53,7 +53,7 @@ class KVTransfer(Protocol):
         """Put back what the coming step reads."""
 
     def finish(self, metadata: Any, finished_request_ids: set[str]) -> Any:
-        """The step's ``KVConnectorOutput``, or None."""
+        """The step's `KVConnectorOutput`, or None."""
 
 
 class CheckedExecutor(Executor):  # type: ignore[misc]
@@ -61,13 +61,13 @@ class CheckedExecutor(Executor):  # type: ignore[misc]
 
     Attributes that a test or a simulator may set after the engine was built:
 
-    - ``latency_model``: seconds per step; ``clock`` then advances by them.
-    - ``held_requests``: ids that must not be sampled for now; a token sampled for one of them is recorded in
-      ``sampled_while_held``.
-    - ``sampling_rule``: how tokens are sampled.
-    - ``kv_transfer``: the worker side of a KV connector.
+    - `latency_model`: seconds per step; `clock` then advances by them.
+    - `held_requests`: ids that must not be sampled for now; a token sampled for one of them is recorded in
+      `sampled_while_held`.
+    - `sampling_rule`: how tokens are sampled.
+    - `kv_transfer`: the worker side of a KV connector.
 
-    Raises a subclass of ``KVCheckError`` out of the engine's step when the scheduler does something wrong.
+    Raises a subclass of `KVCheckError` out of the engine's step when the scheduler does something wrong.
     """
 
     supports_pp = False
@@ -105,7 +105,7 @@ class CheckedExecutor(Executor):  # type: ignore[misc]
         self._pending_tokens: list[_Computed] = []
 
     def expected_output(self, prompt_ids: list[int], num_tokens: int) -> list[int]:
-        """What a correct engine answers to ``prompt_ids``, greedily; see :class:`SamplingRule`."""
+        """What a correct engine answers to `prompt_ids`, greedily; see `SamplingRule`."""
         return self.sampling_rule.expected_output(prompt_ids, num_tokens)
 
     def get_kv_cache_specs(self) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ class CheckedExecutor(Executor):  # type: ignore[misc]
         """Accepted and ignored: slots have no layout here."""
 
     def determine_available_memory(self) -> list[int]:
-        """``kv_cache_memory_bytes`` if given, else 1 GiB; ``num_gpu_blocks_override`` wins over both."""
+        """`kv_cache_memory_bytes` if given, else 1 GiB; `num_gpu_blocks_override` wins over both."""
         return [self.cache_config.kv_cache_memory_bytes or _DEFAULT_KV_MEMORY_BYTES]
 
     def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
@@ -160,7 +160,7 @@ class CheckedExecutor(Executor):  # type: ignore[misc]
         return _done(output) if non_block else output
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        """The output of the step that :meth:`execute_model` has just computed."""
+        """The output of the step that `execute_model` has just computed."""
         if grammar_output is not None:
             raise UnsupportedFeatureError("the checked executor does not emulate structured output")
         output, self._pending = self._pending, None

@@ -24,15 +24,20 @@ class InvariantChecker:
     """Checks one scheduler and its KV cache manager; remembers what each block hash stood for."""
 
     def __init__(self, scheduler: Any, memory: KVMemory | None = None) -> None:
+        from vllm.v1.core.kv_cache_utils import get_group_id, make_block_hash_with_group_id, resolve_block_hashes
+
+        self._group_of_hash = get_group_id
+        self._block_hashes = resolve_block_hashes
+        self._hash_of_group = make_block_hash_with_group_id
         self._scheduler = scheduler
         self._manager = scheduler.kv_cache_manager
         self._pool = self._manager.block_pool
         self._groups = self._manager.coordinator.single_type_managers
         self._memory = memory
-        self._hashed_content: dict[tuple[bytes, int], NDArray[np.uint64]] = {}
+        self._hashed_content: dict[bytes, NDArray[np.uint64]] = {}  # by block hash, which names the group too
 
     def check(self) -> None:
-        """Raise :class:`InvariantError` for the first contradiction."""
+        """Raise `InvariantError` for the first contradiction."""
         free = self._free_block_ids()
         self._check_references(free)
         for request in self._scheduler.requests.values():
@@ -117,28 +122,27 @@ class InvariantChecker:
         _require(request.block_hashes == hashes, f"{name}: its block hashes are not those of its tokens")
         content: NDArray[np.uint64] | None = None
         for group, manager in enumerate(self._groups):
-            per_block = manager.block_size // self._pool.hash_block_size
+            per_block = self._block_hashes(hashes, self._pool.hash_block_size, manager.block_size)
             for index, block in enumerate(manager.req_to_blocks.get(request.request_id, [])):
                 if block.is_null or block.block_hash is None:
                     continue
-                last = (index + 1) * per_block
-                own = hashes[last - 1] + group.to_bytes(4, "big") if last <= len(hashes) else None
+                own = self._hash_of_group(per_block[index], group) if index < len(per_block) else None
                 _require(
                     block.block_hash == own,
                     f"{name}, group {group}: block {block.block_id}, number {index} of its table, has another "
                     f"prefix's hash",
                 )
-                if (block.block_hash, group) not in self._hashed_content:
+                if block.block_hash not in self._hashed_content:
                     content = prefix_hashes(request.all_token_ids) if content is None else content
                     first = index * manager.block_size
-                    self._hashed_content[block.block_hash, group] = content[first : first + manager.block_size]
+                    self._hashed_content[block.block_hash] = content[first : first + manager.block_size]
 
     def _check_hashed_content(self, memory: KVMemory) -> None:
         for block in self._pool.blocks:
             if block.block_hash is None:
                 continue
-            group = int.from_bytes(block.block_hash[-4:], "big")
-            content = self._hashed_content.get((block.block_hash, group))
+            content = self._hashed_content.get(block.block_hash)
+            group = self._group_of_hash(block.block_hash)
             _require(
                 content is None or memory.holds(block.block_id, group, content),
                 f"block {block.block_id} can be found by its hash but does not hold that prefix",

@@ -13,8 +13,8 @@ __all__ = ["group_layouts", "kv_cache_specs"]
 def kv_cache_specs(vllm_config: Any) -> dict[str, Any]:
     """One spec per decoder layer, full attention or sliding window as the Hugging Face config says.
 
-    ``layer_types`` decides where the model has it; without it, a ``sliding_window`` holds for every layer.
-    Raises :class:`UnsupportedFeatureError` for any other kind of layer (chunked or linear attention, Mamba).
+    `layer_types` decides where the model has it; without it, a `sliding_window` holds for every layer.
+    Raises `UnsupportedFeatureError` for any other kind of layer (chunked or linear attention, Mamba).
     """
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 

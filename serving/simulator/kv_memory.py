@@ -1,6 +1,6 @@
 """KV memory that knows what it holds.
 
-Every slot ``(block, offset)`` stores the hash of the token prefix whose KV was written there, marked with the
+Every slot `(block, offset)` stores the hash of the token prefix whose KV was written there, marked with the
 KV cache group that wrote it: the groups of a hybrid model share one pool of physical blocks, so a block that
 changes hands between groups changes its content. Reading is comparing: a request that attends to a position
 whose slot holds anything else than the hash of its own tokens has met stale, foreign or missing KV.
@@ -57,21 +57,21 @@ class RunnerStateError(KVCheckError):
 class GroupLayout:
     """One KV cache group: tokens per block, and how far back its layers attend.
 
-    ``window`` counts the attended tokens including the current one; None attends to everything.
+    `window` counts the attended tokens including the current one; None attends to everything.
     """
 
     block_size: int
     window: int | None = None
 
     def first_attended(self, position: int) -> int:
-        """The oldest position that the token at ``position`` attends to."""
+        """The oldest position that the token at `position` attends to."""
         return 0 if self.window is None else max(0, position - self.window + 1)
 
 
 class BlockTable:
     """The blocks that one request of the runner uses, per group, and what of them is verified.
 
-    Made and changed through :class:`KVMemory` only, which keeps count of who uses which block.
+    Made and changed through `KVMemory` only, which keeps count of who uses which block.
     """
 
     __slots__ = ("blocks", "owner", "touched", "verified")
@@ -86,7 +86,7 @@ class BlockTable:
 
 
 class KVMemory:
-    """The KV cache of one device: ``num_blocks`` physical blocks, shared by all groups."""
+    """The KV cache of one device: `num_blocks` physical blocks, shared by all groups."""
 
     def __init__(self, num_blocks: int, groups: Sequence[GroupLayout]) -> None:
         self.groups = tuple(groups)
@@ -99,11 +99,11 @@ class KVMemory:
         self._last_writer: dict[int, str] = {}
 
     def new_table(self, owner: str) -> BlockTable:
-        """An empty block table for the request ``owner``."""
+        """An empty block table for the request `owner`."""
         return BlockTable(owner, len(self.groups))
 
     def append_blocks(self, table: BlockTable, block_ids: Sequence[Sequence[int]]) -> None:
-        """Add blocks, given per group, at the end of ``table``."""
+        """Add blocks, given per group, at the end of `table`."""
         if len(block_ids) != len(self.groups):
             raise RunnerStateError(
                 f"request {table.owner!r} was sent blocks for {len(block_ids)} KV cache groups, not {len(self.groups)}"
@@ -119,12 +119,12 @@ class KVMemory:
                     self._users.setdefault(block, []).append(table)
 
     def replace_blocks(self, table: BlockTable, block_ids: Sequence[Sequence[int]]) -> None:
-        """Make ``block_ids`` the whole of ``table``; nothing of it counts as verified any more."""
+        """Make `block_ids` the whole of `table`; nothing of it counts as verified any more."""
         self.release(table)
         self.append_blocks(table, block_ids)
 
     def release(self, table: BlockTable) -> None:
-        """Empty ``table``. The contents stay where they are until somebody writes over them."""
+        """Empty `table`. The contents stay where they are until somebody writes over them."""
         for group, blocks in enumerate(table.blocks):
             for block in blocks:
                 if block != NULL_BLOCK_ID:
@@ -137,9 +137,9 @@ class KVMemory:
         table.touched = False
 
     def write(self, table: BlockTable, row: TokenRow, start: int, stop: int) -> None:
-        """Store the KV of the positions ``start .. stop - 1`` of ``row``, in every group.
+        """Store the KV of the positions `start .. stop - 1` of `row`, in every group.
 
-        Every other table that uses one of the blocks must be checked again. Raises :class:`KVWriteError` for
+        Every other table that uses one of the blocks must be checked again. Raises `KVWriteError` for
         a position that has no block.
         """
         for group, layout in enumerate(self.groups):
@@ -159,9 +159,9 @@ class KVMemory:
             self._note_written(blocks, table)
 
     def check(self, table: BlockTable, row: TokenRow, start: int, stop: int) -> None:
-        """Check all that the positions ``start .. stop - 1``, just written, attend to.
+        """Check all that the positions `start .. stop - 1`, just written, attend to.
 
-        Raises :class:`KVContentError` for content that was never this request's, :class:`KVWriteError` for
+        Raises `KVContentError` for content that was never this request's, `KVWriteError` for
         content that was and has been overwritten.
         """
         for group, layout in enumerate(self.groups):
@@ -176,32 +176,32 @@ class KVMemory:
         table.touched = False
 
     def distrust(self, table: BlockTable, position: int) -> None:
-        """Verify again from ``position`` on: the owner's own tokens there are not what they were."""
+        """Verify again from `position` on: the owner's own tokens there are not what they were."""
         table.verified = [(low, max(low, min(high, position))) for low, high in table.verified]
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
-        """Copy whole blocks, ``(source, destination)`` each, all sources being read first."""
+        """Copy whole blocks, `(source, destination)` each, all sources being read first."""
         pairs = np.array(list(copies), dtype=np.int64).reshape(-1, 2)
         self._slots[pairs[:, 1]] = self._slots[pairs[:, 0]]
         self._note_written(pairs[:, 1].tolist(), None)
 
     def zero_blocks(self, blocks: Sequence[int]) -> None:
-        """Forget the content of ``blocks``."""
+        """Forget the content of `blocks`."""
         self._slots[np.array(blocks, dtype=np.int64)] = 0
         self._note_written(blocks, None)
 
     def read_blocks(self, blocks: Sequence[int]) -> HashArray:
-        """The raw content of ``blocks``, one row each; meaningful only to :meth:`store_blocks`."""
+        """The raw content of `blocks`, one row each; meaningful only to `store_blocks`."""
         content: HashArray = self._slots[np.array(blocks, dtype=np.int64)]
         return content
 
     def store_blocks(self, blocks: Sequence[int], content: HashArray) -> None:
-        """Put back what :meth:`read_blocks` returned, into ``blocks`` (the same ones or others)."""
+        """Put back what `read_blocks` returned, into `blocks` (the same ones or others)."""
         self._slots[np.array(blocks, dtype=np.int64)] = content
         self._note_written(blocks, None)
 
     def holds(self, block: int, group: int, hashes: HashArray) -> bool:
-        """Whether ``block`` holds, from its first slot on, the content ``hashes`` of ``group``."""
+        """Whether `block` holds, from its first slot on, the content `hashes` of `group`."""
         return bool(np.array_equal(self._slots[block, : len(hashes)], hashes ^ self._marks[group]))
 
     def _note_written(self, blocks: Sequence[int], writer: BlockTable | None) -> None:
@@ -214,7 +214,7 @@ class KVMemory:
                 user.touched = True
 
     def _compare(self, table: BlockTable, row: TokenRow, group: int, low: int, high: int, start: int) -> None:
-        """Compare the positions ``low .. high - 1``; those from ``start`` on were written in this step."""
+        """Compare the positions `low .. high - 1`; those from `start` on were written in this step."""
         if low >= high:
             return
         size = self.groups[group].block_size

@@ -1,8 +1,8 @@
 """What vLLM's model runners keep between steps, and how a scheduler's message changes it.
 
-The two runners differ in what they trust. V1 (``v1/worker/gpu_model_runner.py``) takes the number of computed
+The two runners differ in what they trust. V1 (`v1/worker/gpu_model_runner.py`) takes the number of computed
 tokens from every message, keeps preempted requests until they finish, and under asynchronous scheduling has
-only placeholders on the host for the tokens it sampled. V2 (``v1/worker/gpu/model_runner.py``) counts computed
+only placeholders on the host for the tokens it sampled. V2 (`v1/worker/gpu/model_runner.py`) counts computed
 tokens itself, forgets preempted requests, and must be sent every resumed request whole. Both forget what they
 knew of a live request whose id arrives again as a new one.
 """
@@ -40,16 +40,16 @@ class RunnerState(Protocol):
     requests: dict[str, RunnerRequest]
 
     def update(self, scheduler_output: Any) -> None:
-        """Take over the changes that a ``SchedulerOutput`` announces."""
+        """Take over the changes that a `SchedulerOutput` announces."""
 
     def span(self, request_id: str, num_tokens: int) -> tuple[RunnerRequest, int, int]:
-        """The request and the positions ``start .. stop - 1`` that the step computes, inputs in place."""
+        """The request and the positions `start .. stop - 1` that the step computes, inputs in place."""
 
     def samples(self, request: RunnerRequest, stop: int) -> bool:
-        """Whether the runner keeps the token sampled after position ``stop - 1``."""
+        """Whether the runner keeps the token sampled after position `stop - 1`."""
 
     def finish_step(self, computed: Sequence[tuple[RunnerRequest, int, int | None]]) -> None:
-        """Take over a step's results: ``(request, stop, sampled token or None)`` for each of the batch."""
+        """Take over a step's results: `(request, stop, sampled token or None)` for each of the batch."""
 
 
 class _State:
@@ -73,7 +73,7 @@ class _State:
             self._memory.release(request.table)
 
     def _feed_back(self, request: RunnerRequest, position: int, token_id: int, num_known: int) -> None:
-        """Put the token sampled last at ``position``, as the device does without looking at what is there."""
+        """Put the token sampled last at `position`, as the device does without looking at what is there."""
         known = int(request.row.tokens[position])
         if position < num_known and known != token_id:
             raise RunnerStateError(
@@ -90,7 +90,7 @@ class _State:
 
 
 class V1RunnerState(_State):
-    """State of ``GPUModelRunner``: cached requests, the persistent batch, and the tokens sampled last."""
+    """State of `GPUModelRunner`: cached requests, the persistent batch, and the tokens sampled last."""
 
     def __init__(self, memory: KVMemory, max_num_requests: int, max_model_len: int, *, async_scheduling: bool) -> None:
         super().__init__(memory, max_num_requests, max_model_len)
@@ -100,7 +100,7 @@ class V1RunnerState(_State):
         self._last_sampled: dict[str, int] = {}
 
     def update(self, scheduler_output: Any) -> None:
-        """See :meth:`RunnerState.update`; mirrors ``GPUModelRunner._update_states``."""
+        """See `RunnerState.update`; mirrors `GPUModelRunner._update_states`."""
         for request_id in scheduler_output.finished_req_ids:
             self._forget(request_id)
             self._leave_batch(request_id)
@@ -116,7 +116,7 @@ class V1RunnerState(_State):
             raise RunnerStateError(f"a batch of {len(self._batch)} requests, more than {self._max_num_requests}")
 
     def span(self, request_id: str, num_tokens: int) -> tuple[RunnerRequest, int, int]:
-        """See :meth:`RunnerState.span`; mirrors ``_prepare_inputs`` and ``_prepare_input_ids``."""
+        """See `RunnerState.span`; mirrors `_prepare_inputs` and `_prepare_input_ids`."""
         request = self._lookup(request_id)
         start, stop = request.num_computed, request.num_computed + num_tokens
         row = request.row
@@ -138,11 +138,11 @@ class V1RunnerState(_State):
         return request, start, stop
 
     def samples(self, request: RunnerRequest, stop: int) -> bool:
-        """See :meth:`RunnerState.samples`."""
+        """See `RunnerState.samples`."""
         return stop >= len(request.row)
 
     def finish_step(self, computed: Sequence[tuple[RunnerRequest, int, int | None]]) -> None:
-        """See :meth:`RunnerState.finish_step`; mirrors ``_bookkeeping_sync``."""
+        """See `RunnerState.finish_step`; mirrors `_bookkeeping_sync`."""
         self._last_sampled = {}
         for request, _, token_id in computed:
             if token_id is None:
@@ -206,14 +206,14 @@ class V1RunnerState(_State):
 
 
 class V2RunnerState(_State):
-    """State of the V2 ``GPUModelRunner``: request slots with their own token and progress counters."""
+    """State of the V2 `GPUModelRunner`: request slots with their own token and progress counters."""
 
     def __init__(self, memory: KVMemory, max_num_requests: int, max_model_len: int) -> None:
         super().__init__(memory, max_num_requests, max_model_len)
         self._last_sampled: dict[str, int] = {}
 
     def update(self, scheduler_output: Any) -> None:
-        """See :meth:`RunnerState.update`; mirrors ``finish_requests``, ``add_requests``, ``update_requests``."""
+        """See `RunnerState.update`; mirrors `finish_requests`, `add_requests`, `update_requests`."""
         for request_id in (*scheduler_output.finished_req_ids, *(scheduler_output.preempted_req_ids or ())):
             self._forget(request_id)
         for data in scheduler_output.scheduled_new_reqs:
@@ -234,7 +234,7 @@ class V2RunnerState(_State):
                 self._memory.append_blocks(request.table, new_blocks)
 
     def span(self, request_id: str, num_tokens: int) -> tuple[RunnerRequest, int, int]:
-        """See :meth:`RunnerState.span`; mirrors ``prepare_prefill_inputs`` and ``combine_sampled_…``."""
+        """See `RunnerState.span`; mirrors `prepare_prefill_inputs` and `combine_sampled_…`."""
         request = self._lookup(request_id)
         start, stop = request.num_computed, request.num_computed + num_tokens
         num_prefill, row = request.num_prompt, request.row
@@ -248,11 +248,11 @@ class V2RunnerState(_State):
         return request, start, stop
 
     def samples(self, request: RunnerRequest, stop: int) -> bool:
-        """See :meth:`RunnerState.samples`."""
+        """See `RunnerState.samples`."""
         return stop >= request.num_prompt
 
     def finish_step(self, computed: Sequence[tuple[RunnerRequest, int, int | None]]) -> None:
-        """See :meth:`RunnerState.finish_step`; mirrors ``post_update``."""
+        """See `RunnerState.finish_step`; mirrors `post_update`."""
         for request, stop, token_id in computed:
             request.num_computed = stop
             if token_id is not None:

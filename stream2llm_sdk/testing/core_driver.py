@@ -1,12 +1,13 @@
 """vLLM's engine core in this process, driven one step at a time.
 
-:class:`CoreDriver` builds the real ``EngineCore`` around a :class:`CheckedExecutor` (or around vLLM's own
+`CoreDriver` builds the real `EngineCore` around a `CheckedExecutor` (or around vLLM's own
 executor and a real model) and does what the core's process does in its loop, but only when told to: a test
 decides after which step a message arrives.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
@@ -31,14 +32,14 @@ _ENVIRONMENT = {
 
 
 class CoreDriver:
-    """One engine core. Use as a context manager, or call :meth:`close`.
+    """One engine core. Use as a context manager, or call `close`.
 
-    ``scheduler_cls`` is a class or its dotted path; None takes vLLM's own. ``executor`` is "checked" for the
-    executor without a model or "model" for vLLM's own on this machine. ``runner`` chooses the model runner
-    whose state the checked executor emulates. ``engine_args`` go to vLLM's ``EngineArgs`` as they are.
+    `scheduler_cls` is a class or its dotted path; None takes vLLM's own. `executor` is "checked" for the
+    executor without a model or "model" for vLLM's own on this machine. `runner` chooses the model runner
+    whose state the checked executor emulates. `engine_args` go to vLLM's `EngineArgs` as they are.
 
-    Attributes: ``outputs`` and ``finish_reasons`` by request id, ``num_idle_steps`` (steps without any work),
-    ``core`` (the ``EngineCore``), ``scheduler`` and ``executor``.
+    Attributes: `outputs` and `finish_reasons` by request id, `num_idle_steps` (steps without any work),
+    `core` (the `EngineCore`), `scheduler` and `executor`.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class CoreDriver:
         self.finish_reasons: dict[str, str] = {}
         self.num_idle_steps = 0
         self._closed = False
-        with _environment(runner):
+        with _environment():
             self.core = _build_core(arguments, executor, runner)
         self.scheduler: Any = self.core.scheduler
         self.executor: Any = self.core.model_executor
@@ -111,9 +112,9 @@ class CoreDriver:
         priority: int = 0,
         **sampling: Any,
     ) -> None:
-        """Send a request, greedy and without regard to EOS unless ``sampling`` says otherwise.
+        """Send a request, greedy and without regard to EOS unless `sampling` says otherwise.
 
-        ``extra_args`` and ``sampling`` become the fields of vLLM's ``SamplingParams``. Sending an id again is
+        `extra_args` and `sampling` become the fields of vLLM's `SamplingParams`. Sending an id again is
         left to the scheduler, as in the real core.
         """
         from vllm import SamplingParams
@@ -140,7 +141,7 @@ class CoreDriver:
         self.core.add_request(*self.core.preprocess_add_request(request))
 
     def call(self, operation: str, *arguments: Any) -> Any:
-        """Send ``operation`` down the scheduler's utility channel (a scheduler that can be called)."""
+        """Send `operation` down the scheduler's utility channel (a scheduler that can be called)."""
         return self.scheduler(operation, *arguments)
 
     def abort(self, request_ids: str | Sequence[str]) -> None:
@@ -152,7 +153,7 @@ class CoreDriver:
         return bool(self.scheduler.has_requests() or self.core.batch_queue)
 
     def step(self, count: int = 1) -> int:
-        """Take up to ``count`` steps, fewer when there is no work; returns how many ran the model."""
+        """Take up to `count` steps, fewer when there is no work; returns how many ran the model."""
         num_executed = 0
         for _ in range(count):
             if not self.has_work():
@@ -167,7 +168,7 @@ class CoreDriver:
     def run_until_idle(self, limit: int = 10_000, *, after_step: Callable[[], None] | None = None) -> int:
         """Step until there is no work; returns the steps taken.
 
-        Raises :class:`TimeoutError` when ``limit`` steps were not enough: some request makes no progress.
+        Raises `TimeoutError` when `limit` steps were not enough: some request makes no progress.
         """
         for taken in range(limit):
             if not self.has_work():
@@ -184,7 +185,7 @@ class CoreDriver:
         return expected
 
     def check_invariants(self) -> None:
-        """Check the KV cache manager and the progress of every request; see :class:`InvariantChecker`."""
+        """Check the KV cache manager and the progress of every request; see `InvariantChecker`."""
         self._invariants.check()
 
     def num_free_blocks(self) -> int:
@@ -210,13 +211,11 @@ class CoreDriver:
 
 
 def _build_core(arguments: dict[str, Any], executor: str, runner: str) -> Any:
-    try:
-        from vllm import envs
-        from vllm.engine.arg_utils import EngineArgs
-        from vllm.v1.engine.core import EngineCore
-        from vllm.v1.executor import Executor
-    except ImportError as error:
-        raise MissingExtraError("vLLM", "cpu") from error
+    from vllm import envs
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor import Executor
+
     # A core that was never shut down leaves its view of the environment behind.
     envs.disable_envs_cache()
     if executor == "checked":
@@ -228,11 +227,18 @@ def _build_core(arguments: dict[str, Any], executor: str, runner: str) -> Any:
         # Asked for only now: the platform that vLLM finds here may know neither, the checked executor does both.
         config.scheduler_config.async_scheduling = arguments["async_scheduling"]
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if runner == "v2" else "0"
-    return EngineCore(config, Executor.get_class(config), log_stats=False)
+    # The core collects the whole heap when it starts; what is there already need not be searched. close() undoes it.
+    gc.freeze()
+    try:
+        return EngineCore(config, Executor.get_class(config), log_stats=False)
+    except BaseException:
+        gc.unfreeze()
+        envs.disable_envs_cache()
+        raise
 
 
 @contextmanager
-def _environment(runner: str) -> Iterator[None]:
+def _environment() -> Iterator[None]:
     """vLLM's settings for one core, put back as they were afterwards."""
     names = {*_ENVIRONMENT, "VLLM_USE_V2_MODEL_RUNNER"}
     before = {name: os.environ.get(name) for name in names}
@@ -240,8 +246,10 @@ def _environment(runner: str) -> Iterator[None]:
     logger = logging.getLogger("vllm")
     level = logger.level
     try:
-        import vllm  # noqa: F401  -- sets its own level when it is first imported
-
+        try:
+            import vllm.logger  # noqa: F401  -- sets the level when it is first imported
+        except ImportError as error:
+            raise MissingExtraError("vLLM", "cpu") from error
         level = logger.level
         logger.setLevel(logging.ERROR)
         yield

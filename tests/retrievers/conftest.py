@@ -24,8 +24,8 @@ async def web() -> AsyncIterator[WebServer]:
 @pytest.fixture(scope="session")
 async def converters() -> AsyncIterator[ConverterPool]:
     """One for all tests, because its start takes seconds."""
-    async with ConverterPool(2) as pool:
-        await pool.warm_up()
+    async with ConverterPool(2) as pool, CrawlerRetriever(["http://10.0.0.1/"], converters=pool) as retriever:
+        await retriever.warm_up()
         yield pool
 
 

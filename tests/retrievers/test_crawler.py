@@ -369,9 +369,8 @@ async def test_cancelling_at_any_await_leaves_nothing(web: WebServer, crawler: M
 
 
 async def test_event_loop_runs_on_while_a_large_page_is_converted(web: WebServer, crawler: MakeCrawler) -> None:
-    sections = "".join(
-        f"<h2>Part {number}</h2><p>Some <b>bold</b> and <i>plain</i> words.</p>" for number in range(11_000)
-    )
+    words = "plain words " * 10
+    sections = "".join(f"<h2>Part {number}</h2><p>Some <b>bold</b> and {words}</p>" for number in range(5_000))
     assert len(sections) > 700_000
     retriever = crawler(web.add("/large", page(sections)))
     loop = asyncio.get_running_loop()

@@ -140,6 +140,15 @@ def test_eos_that_a_tokenizer_appends_is_left_out(
     assert tokenizer.eos_token_id not in assembler.begin("Why?").final_ids
 
 
+@pytest.mark.parametrize(("name", "word"), [("SmolLM2", "ĠWhat"), ("Llama 2, no template", "▁What")])
+def test_the_question_is_tokenised_as_in_running_text(
+    assemblers: dict[str, tuple[Any, PromptAssembler]], name: str, word: str
+) -> None:
+    tokenizer, assembler = assemblers[name]
+    tail = assembler.begin("What colour is the sky?").tail_ids
+    assert tokenizer.convert_ids_to_tokens(tail)[:3] == ["Question", ":", word]
+
+
 def test_head_is_the_same_for_every_question(byte_assembler: Callable[..., PromptAssembler]) -> None:
     assembler = byte_assembler()
     one, two = assembler.begin("One?"), assembler.begin("Another question?")
