@@ -175,4 +175,4 @@ def as_retriever(
         context_mode = ContextMode(mode)
     except ValueError:
         raise ConfigurationError(f"mode={mode!r}: choose 'append' or 'update'") from None
-    return _FunctionRetriever(source, context_mode, name or getattr(source, "__name__", type(source).__name__))
+    return _FunctionRetriever(source, context_mode, name or str(getattr(source, "__name__", type(source).__name__)))

@@ -90,7 +90,7 @@ async def test_the_trail_has_states_and_marks_as_the_scheduler_records_them() ->
         EventType.CONTEXT_COMPLETE,
         EventType.PROMPT_UPDATED,
         EventType.FIRST_TOKEN,
-    ] or trail.count(EventType.PROMPT_UPDATED) == 2
+    ]
     # 9 tokens, then 5: the last of an open prompt waits for what comes behind it.
     assert trail.duration_s(EventType.SCHEDULED) >= 0.0149
     assert trail.duration_s(EventType.KV_ON_GPU) >= 0.01

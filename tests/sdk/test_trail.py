@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 from pathlib import Path
@@ -152,7 +153,7 @@ def test_intervals_add_up_to_the_requests_life(
     trail = trail_of(*events)
     intervals = trail.intervals()
     assert (intervals[0].start_s, intervals[-1].end_s) == (0, zero + 100 - zero)
-    assert all(one.end_s == other.start_s for one, other in zip(intervals, intervals[1:], strict=False))
+    assert all(one.end_s == other.start_s for one, other in itertools.pairwise(intervals))
     assert all(interval.duration_s >= 0 for interval in intervals)
     assert math.isclose(sum(trail.duration_s(kind) for kind in {i.type for i in intervals}), zero + 100 - zero)
 
