@@ -1,0 +1,62 @@
+"""Sources of context that stream: a web crawler and a DiskANN index."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stream2llm_sdk.retrievers.address_guard import AddressGuard
+    from stream2llm_sdk.retrievers.convert_pool import ConverterPool
+    from stream2llm_sdk.retrievers.crawler import CrawlerRetriever
+    from stream2llm_sdk.retrievers.diskann import DiskANNRetriever
+    from stream2llm_sdk.retrievers.diskann_build import BuildOptions
+    from stream2llm_sdk.retrievers.diskann_index import DiskANNIndex, build_index
+    from stream2llm_sdk.retrievers.diskann_search import EmissionGate
+    from stream2llm_sdk.retrievers.embedding import Embedder, WordLlamaEmbedder
+    from stream2llm_sdk.retrievers.search_provider import FixedSeeds, SearchHit, SearchProvider, SearxNGSearch
+
+__all__ = [
+    "AddressGuard",
+    "BuildOptions",
+    "ConverterPool",
+    "CrawlerRetriever",
+    "DiskANNIndex",
+    "DiskANNRetriever",
+    "Embedder",
+    "EmissionGate",
+    "FixedSeeds",
+    "SearchHit",
+    "SearchProvider",
+    "SearxNGSearch",
+    "WordLlamaEmbedder",
+    "build_index",
+]
+
+_MODULES = {
+    "AddressGuard": "address_guard",
+    "BuildOptions": "diskann_build",
+    "ConverterPool": "convert_pool",
+    "CrawlerRetriever": "crawler",
+    "DiskANNIndex": "diskann_index",
+    "DiskANNRetriever": "diskann",
+    "Embedder": "embedding",
+    "EmissionGate": "diskann_search",
+    "FixedSeeds": "search_provider",
+    "SearchHit": "search_provider",
+    "SearchProvider": "search_provider",
+    "SearxNGSearch": "search_provider",
+    "WordLlamaEmbedder": "embedding",
+    "build_index": "diskann_index",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # The parts need different extras, and each takes its time to import.
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -66,7 +66,7 @@ class CrawlerRetriever:
         total_timeout_s: longest time from the question to the last page in seconds. Pages that are not there by
             then are reported as failures.
         max_page_bytes: bound on one page's body, both as sent and as decompressed.
-        num_workers: converter processes, each of about 130 MB.
+        num_workers: pages converted at the same time, each in a process that shares the 130 MB of crawl4ai's import.
         converters: a pool of converter processes to use instead of an own one; it stays its owner's to close.
         allow_networks: networks that may be read although they are not public, such as `["127.0.0.0/8"]`.
         user_agent: the User-Agent header.

@@ -1,0 +1,50 @@
+"""The engine: streaming prompts on stock vLLM."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stream2llm_sdk.serving.engine import (
+        Engine,
+        EngineLimits,
+        PromptUpdate,
+        Stream,
+        StreamOutput,
+        StreamProgress,
+    )
+    from stream2llm_sdk.serving.policies import POLICIES, SchedulingPolicy
+    from stream2llm_sdk.serving.vllm_engine import Stream2LLMEngine
+    from stream2llm_sdk.serving.vllm_stream import Stream2LLMStream
+
+__all__ = [
+    "POLICIES",
+    "Engine",
+    "EngineLimits",
+    "PromptUpdate",
+    "SchedulingPolicy",
+    "Stream",
+    "Stream2LLMEngine",
+    "Stream2LLMStream",
+    "StreamOutput",
+    "StreamProgress",
+]
+
+_MODULES = {
+    "POLICIES": "policies",
+    "SchedulingPolicy": "policies",
+    "Stream2LLMEngine": "vllm_engine",
+    "Stream2LLMStream": "vllm_stream",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Importing numpy and vLLM is left to whoever needs an engine.
+    if name in __all__:
+        return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'engine')}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

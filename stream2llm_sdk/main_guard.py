@@ -17,14 +17,15 @@ from stream2llm_sdk.errors import ConfigurationError
 __all__ = ["require_main_guard"]
 
 # A condition that mentions one of these tells the main process from those that it starts.
-_TELLING_NAMES = frozenset({"__name__", "parent_process", "current_process"})
+_TELLING_NAMES = frozenset({"__name__", "current_process"})
 
 
 def require_main_guard(what: str) -> None:
-    """Raises if `what` (which starts processes) is being started by a main script at import level, unguarded.
+    """Raises if `what` (which starts processes) is being started by a main script at import level, unguarded, or by
+    one that those processes cannot import.
 
     Raises:
-        ConfigurationError: the script has no guard; the message shows the line and the way out.
+        ConfigurationError: the script has no guard, or is no file; the message shows the line and the way out.
     """
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None)
@@ -32,6 +33,11 @@ def require_main_guard(what: str) -> None:
         raise ConfigurationError(_message(what, path, None))
     if main is None or path is None or not _is_imported_again(main):
         return
+    if not os.path.exists(path):  # typed or piped into the interpreter
+        raise ConfigurationError(
+            f"{what} starts processes, and each of them imports the main script, but {path} is not a file. "
+            "Save the program to a file and run that"
+        )
     line = _running_line(main, path)
     if line is not None and not _is_guarded(path, line):
         raise ConfigurationError(_message(what, path, line))
@@ -46,7 +52,7 @@ def _message(what: str, path: str | None, line: int | None) -> str:
 
 
 def _is_imported_again(main: ModuleType) -> bool:
-    # A package's `__main__`, a folder or an archive is the one kind of main program that multiprocessing leaves out.
+    # A package's `__main__`, a folder's or an archive's is what multiprocessing leaves out.
     spec = getattr(main, "__spec__", None)
     return spec is None or spec.name.rpartition(".")[2] != "__main__"
 

@@ -86,6 +86,7 @@ class CoreDriver:
         self.finish_reasons: dict[str, str] = {}
         self.num_idle_steps = 0
         self._closed = False
+        self._has_workers = executor == "model"
         with _environment():
             self.core = _build_core(arguments, executor, runner)
         self.scheduler: Any = self.core.scheduler
@@ -194,9 +195,20 @@ class CoreDriver:
 
     def close(self) -> None:
         """Shut the core down and reset what vLLM keeps per process. Idempotent."""
-        if not self._closed:
-            self._closed = True
+        if self._closed:
+            return
+        self._closed = True
+        if self._has_workers:
             self.core.shutdown()
+            return
+        from vllm import envs
+
+        # The same, but for process groups and device memory that a core without workers does not have; looking
+        # for them takes longer than a small test.
+        self.core.structured_output_manager.clear_backend()
+        self.scheduler.shutdown()
+        gc.unfreeze()
+        envs.disable_envs_cache()
 
     def _collect(self, outputs: Mapping[int, Any] | None) -> None:
         for core_outputs in (outputs or {}).values():

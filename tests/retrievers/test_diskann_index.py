@@ -217,6 +217,7 @@ def test_a_killed_build_leaves_no_index_and_no_process(tmp_path: Path) -> None:
     directory = tmp_path / "index"
     building = subprocess.Popen([sys.executable, "-c", BUILD_SCRIPT, str(directory)])
     native = child_of(building.pid)
+    wait_until(lambda: "_diskannpy" in Path(f"/proc/{native}/maps").read_text())
     building.kill()
     building.wait(60)
     try:

@@ -103,7 +103,7 @@ async def test_a_slow_engine_takes_one_thing_at_a_time() -> None:
     async with await engine.open(range(31)) as first, await engine.open(range(21)) as second:
         assert loop.time() - started_s >= 0.029
         await asyncio.gather(first.finish([1]), second.finish([1]))
-        assert await asyncio.gather(text_of(first), text_of(second)) == [("This is the answer.", "stop")] * 2
+        assert await text_of(first) == await text_of(second) == ("This is the answer.", "stop")
         assert loop.time() - started_s >= 0.049
 
 
@@ -229,7 +229,7 @@ async def test_a_paused_engine_takes_nothing() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
     assert not sending.done()
-    assert engine.requests[0].token_ids == (1,)
+    assert len(engine.requests[0].token_ids) == 1
     engine.resume()
     await sending
     assert engine.requests[0].token_ids == (1, 2)

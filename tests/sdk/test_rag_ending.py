@@ -123,7 +123,8 @@ async def test_a_question_may_be_closed_at_any_moment(what: tuple[str, ...]) -> 
             stream = rag.stream("Why?")
             task = asyncio.ensure_future(stream.answer())
             is_running = await steps_of(task, num_steps)
-            await asyncio.gather(*({"rag": rag, "answer": stream}[name].aclose() for name in what))
+            close = {"rag": rag.aclose, "answer": stream.aclose}
+            await asyncio.gather(*(close[name]() for name in what))
             outcomes += await asyncio.gather(task, return_exceptions=True)
         if not is_running:
             break

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def test_vllm_scheduler_is_exact_under_preemption(
         async_scheduling=async_scheduling,
         runner=runner,
         prefix_caching=prefix_caching,
-        num_gpu_blocks=36 if layers == "hybrid" else 26,
+        num_gpu_blocks=35 if layers == "hybrid" else 26,
         max_num_batched_tokens=96,
         max_num_seqs=8,
         max_model_len=256,
@@ -615,8 +615,9 @@ def test_driver_leaves_the_process_as_it_was(llama: str) -> None:
     from vllm import envs
 
     before = dict(os.environ)
-    for runner in ("v2", "v1"):
-        with CoreDriver(llama, runner=runner) as driver:  # type: ignore[arg-type]
+    runners: tuple[Literal["v1", "v2"], ...] = ("v2", "v1")
+    for runner in runners:
+        with CoreDriver(llama, runner=runner) as driver:
             assert driver.scheduler.use_v2_model_runner == (runner == "v2")
         driver.close()
         assert dict(os.environ) == before
