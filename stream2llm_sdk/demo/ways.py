@@ -283,6 +283,7 @@ class Demo:
     async def _diskann(self, site: PydocSite) -> AsyncIterator[Retriever]:
         from stream2llm_sdk.retrievers.diskann import DiskANNRetriever
         from stream2llm_sdk.retrievers.diskann_index import build_index
+        from stream2llm_sdk.retrievers.diskann_search import EmissionGate
 
         chunks = passages(site.pages)
         with tempfile.TemporaryDirectory(prefix="stream2llm-demo-") as folder:
@@ -290,8 +291,12 @@ class Demo:
             self._view.step(f"building a DiskANN index of {len(chunks)} passages")
             with await asyncio.to_thread(build_index, chunks, Path(folder) / "index") as index:
                 self._view.step(f"index ready after {time.monotonic() - started_s:.1f} s")
-                # The published searches take seconds, on an index of hundreds of gigabytes; this one is in memory.
-                yield DiskANNRetriever(index, k=8, search_list_size=160, beam_width=4, min_iteration_s=0.08)
+                # The published searches take seconds on an index of hundreds of gigabytes and refine their pool a few
+                # times. This index is in memory: a small beam, slowed down, and a gate that opens early stand in.
+                gate = EmissionGate(min_stable_expansions=4, min_rank_factor=1.0)
+                yield DiskANNRetriever(
+                    index, k=8, search_list_size=100, beam_width=2, gate=gate, min_iteration_s=0.06
+                )
 
     async def _budget(self, engine: Stream2LLMEngine) -> PageBudget:
         """Measures how fast this machine prefills, and gives each page what is prefilled before the next one comes."""

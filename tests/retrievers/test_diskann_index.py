@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pytest
 
 from stream2llm_sdk.context import Chunk
-from stream2llm_sdk.errors import ConfigurationError, IndexFormatError, RetrievalError
+from stream2llm_sdk.errors import ConfigurationError, IndexFormatError, MissingExtraError, RetrievalError
 from stream2llm_sdk.retrievers.diskann_build import BuildOptions
 from stream2llm_sdk.retrievers.diskann_index import DiskANNIndex, build_index
 from stream2llm_sdk.retrievers.diskann_layout import (
@@ -436,3 +436,23 @@ def test_build_options_that_cannot_work_are_refused(arguments: dict[str, Any]) -
 def test_an_embedder_without_the_protocol_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="name, dim"):
         build_index(TEXTS, tmp_path / "index", embedder=object())  # type: ignore[arg-type]
+
+
+def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "diskannpy", None)
+    with pytest.raises(MissingExtraError, match=r"diskannpy is not installed.*\[diskann\]"):
+        build_index(TEXTS, tmp_path / "index", embedder=HashEmbedder())
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "wordllama", None)
+    with pytest.raises(MissingExtraError, match=r"wordllama is not installed.*\[diskann\]"):
+        build_index(TEXTS, tmp_path / "index")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_importing_the_retriever_loads_no_heavy_library() -> None:
+    script = (
+        "import sys, stream2llm_sdk.retrievers.diskann\n"
+        "print({'numba', 'diskannpy', 'wordllama', 'tokenizers', 'torch'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "set()"

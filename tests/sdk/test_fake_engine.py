@@ -229,7 +229,7 @@ async def test_a_paused_engine_takes_nothing() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
     assert not sending.done()
-    assert len(engine.requests[0].token_ids) == 1
+    assert len(engine.requests[0].operations) == 1
     engine.resume()
     await sending
     assert engine.requests[0].token_ids == (1, 2)

@@ -573,6 +573,32 @@ def test_a_sample_in_flight_must_not_land_in_the_prompt() -> None:
         state.span("r0", 2)
 
 
+def test_tokens_that_change_while_a_request_rests_make_its_kv_stale() -> None:
+    memory = KVMemory(4, [FULL])
+    state = V1RunnerState(memory, 8, 64, async_scheduling=True)
+    state.update(message(new_request("r0", [5, 6])))
+    request, start, stop = state.span("r0", 2)
+    memory.write(request.table, request.row, start, stop)
+    memory.check(request.table, request.row, start, stop)
+    state.finish_step([(request, stop, 9)])
+    running = message(cached=continued("r0", 2, num_outputs=1))
+    running.num_scheduled_tokens = {"r0": 1}
+    state.update(running)
+    request, start, stop = state.span("r0", 1)
+    memory.write(request.table, request.row, start, stop)
+    memory.check(request.table, request.row, start, stop)
+    state.finish_step([(request, stop, 10)])
+    state.update(message())  # one step without it
+    again = message(cached=continued("r0", 3, num_outputs=2))
+    again.num_scheduled_tokens = {"r0": 1}
+    again.scheduled_cached_reqs.all_token_ids = {"r0": [5, 6, 8, 10]}  # 8 was 9
+    state.update(again)
+    request, start, stop = state.span("r0", 1)
+    memory.write(request.table, request.row, start, stop)
+    with pytest.raises(KVContentError, match="position 2, in block 1, holds KV of other tokens"):
+        memory.check(request.table, request.row, start, stop)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 10), min_size=1, max_size=30), st.data())
 def test_prefix_hashes_follow_every_change(tokens: list[int], data: st.DataObject) -> None:
