@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import sys
 import threading
@@ -246,6 +247,7 @@ class Stream2LLMEngine:
         llm, self._llm = self._llm, None
         if llm is not None:
             await asyncio.to_thread(llm.shutdown)
+            multiprocessing.active_children()  # collects the exit status of the processes that have ended
 
     async def __aenter__(self) -> Stream2LLMEngine:
         return await self.start()

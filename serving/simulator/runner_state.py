@@ -214,7 +214,7 @@ class V2RunnerState(_State):
 
     def update(self, scheduler_output: Any) -> None:
         """See `RunnerState.update`; mirrors `finish_requests`, `add_requests`, `update_requests`."""
-        for request_id in scheduler_output.finished_req_ids:
+        for request_id in (*scheduler_output.finished_req_ids, *(scheduler_output.preempted_req_ids or ())):
             self._forget(request_id)
         for data in scheduler_output.scheduled_new_reqs:
             self._take_new(data)

@@ -1,0 +1,374 @@
+"""The embedded engine over its processes: one engine for the module, a tiny real model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import tiny_models
+from prompt_scripts import tokens
+
+from stream2llm_sdk.errors import (
+    ConfigurationError,
+    EmptyPromptError,
+    EngineDeadError,
+    EngineError,
+    PromptError,
+    PromptTooLongError,
+    StreamAbortedError,
+    StreamFinishedError,
+    UnsupportedFeatureError,
+)
+from stream2llm_sdk.serving import Stream2LLMEngine
+from stream2llm_sdk.trail import EventType
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+GREEDY = {"max_tokens": 8, "ignore_eos": True}
+ENGINE_ARGS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 1024,
+    "max_num_batched_tokens": 128,
+    "max_num_seqs": 4,
+    "num_gpu_blocks_override": 40,
+    "kv_cache_memory_bytes": 64 << 20,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.make_llama(tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture(scope="module")
+async def engine(model: Path) -> AsyncIterator[Stream2LLMEngine]:
+    async with Stream2LLMEngine(model, progress=None, **ENGINE_ARGS) as engine:
+        yield engine
+    assert not [child.name() for child in psutil.Process().children() if child.name().startswith("VLLM")]
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left(engine: Stream2LLMEngine) -> AsyncIterator[None]:
+    """After each test the engine is as it was: no stream, no request, every block free, no task."""
+    before = asyncio.all_tasks()
+    yield
+    await asyncio.sleep(0)
+    assert engine.num_open_streams == 0
+    left = {task for task in asyncio.all_tasks() - before if not task.done()}
+    assert not {task for task in left if "stream2llm" in task.get_name()}, left
+
+
+async def whole(engine: Stream2LLMEngine, prompt: list[int], sampling: dict[str, Any] | None = None) -> list[int]:
+    return [token async for output in engine.generate(prompt, sampling or GREEDY) for token in output.token_ids]
+
+
+async def read(stream: Any) -> tuple[list[int], str, str | None]:
+    ids, text, reason = [], "", None
+    async for output in stream:
+        ids += output.token_ids
+        text += output.text
+        reason = output.finish_reason or reason
+    return ids, text, reason
+
+
+async def computed(stream: Any, num_tokens: int) -> None:
+    """Waits until the engine has computed so much of the stream's prompt."""
+    while (await stream.progress()).num_computed < num_tokens:
+        await asyncio.sleep(0.02)
+
+
+async def test_append_gives_the_whole_prompts_answer(engine: Stream2LLMEngine) -> None:
+    parts = [tokens(random.Random(i), n) for i, n in enumerate((200, 70, 1, 33))]
+    stream = await engine.open(parts[0], GREEDY)
+    assert stream.is_streaming_prompt
+    assert not stream.is_streaming_prompt_finished
+    assert not stream.is_prompt_update
+    for part in parts[1:-1]:
+        await stream.append(part)
+    await computed(stream, 270)
+    update = await stream.finish(parts[-1])
+    assert (update.num_tokens, update.lcp) == (304, 271)
+    assert stream.is_streaming_prompt_finished
+    ids, text, reason = await read(stream)
+    prompt = [token for part in parts for token in part]
+    assert ids == await whole(engine, prompt)
+    assert reason == "length"
+    plain = [output.text async for output in engine.generate(prompt, GREEDY)]
+    assert text == "".join(plain)
+
+
+async def test_replace_keeps_the_prefix_and_gives_the_whole_prompts_answer(engine: Stream2LLMEngine) -> None:
+    rng = random.Random(9)
+    first = tokens(rng, 300)
+    async with await engine.open(first, GREEDY, mode="update") as stream:
+        assert stream.is_prompt_update
+        await computed(stream, 299)
+        second = first[:190] + tokens(rng, 90)
+        update = await stream.replace(second)
+        assert (update.lcp, update.num_invalidated) == (190, 109)
+        await stream.finish()
+        ids, _, _ = await read(stream)
+        trail = await stream.trail()
+    assert ids == await whole(engine, second)
+    end = trail.last(EventType.FINISHED)
+    assert end is not None
+    assert end.data["num_tokens_invalidated"] == 109
+    assert trail.count(EventType.PROMPT_UPDATED) == 2
+
+
+async def test_a_stream_may_begin_empty(engine: Stream2LLMEngine) -> None:
+    prompt = tokens(random.Random(1), 40)
+    stream = await engine.open([], GREEDY, mode="update")
+    with pytest.raises(EmptyPromptError, match="no tokens"):
+        await stream.finish()
+    await stream.replace(prompt[:7])
+    await stream.finish(prompt[7:])
+    ids, _, _ = await read(stream)
+    assert ids == await whole(engine, prompt)
+
+
+async def test_nothing_comes_out_while_the_prompt_is_open(engine: Stream2LLMEngine) -> None:
+    stream = await engine.open(tokens(random.Random(2), 150), GREEDY)
+    await computed(stream, 149)
+    reading = asyncio.create_task(read(stream))
+    done, _ = await asyncio.wait({reading}, timeout=0.3)
+    assert not done
+    await stream.finish()
+    assert len((await reading)[0]) == 8
+
+
+async def test_an_idle_stream_costs_no_steps_and_no_processor_time(engine: Stream2LLMEngine) -> None:
+    async with await engine.open(tokens(random.Random(3), 300), GREEDY) as stream:
+        await computed(stream, 299)
+        cores = [child for child in psutil.Process().children(recursive=True) if "VLLM" in child.name()]
+        assert cores
+        await asyncio.sleep(2)  # the worker polls for a moment before it goes to sleep
+        before = [sum(core.cpu_times()[:2]) for core in cores]
+        await asyncio.sleep(1.5)
+        used = [sum(core.cpu_times()[:2]) - start for core, start in zip(cores, before, strict=True)]
+        assert max(used) < 0.75
+        assert (await stream.progress()).num_computed == 299
+
+
+async def test_plain_requests_pass_more_parked_streams_than_the_engine_has_places(engine: Stream2LLMEngine) -> None:
+    streams = [await engine.open(tokens(random.Random(i), 60), GREEDY) for i in range(7)]
+    try:
+        for stream in streams:
+            await computed(stream, 59)
+        assert len(await whole(engine, tokens(random.Random(99), 200))) == 8
+        for stream in streams:
+            await stream.finish()
+        answers = [await read(stream) for stream in streams]
+        for index, (ids, _, _) in enumerate(answers):
+            assert ids == await whole(engine, tokens(random.Random(index), 60))
+    finally:
+        for stream in streams:
+            await stream.abort()
+
+
+async def test_a_complete_request_takes_the_memory_of_idle_streams(engine: Stream2LLMEngine) -> None:
+    # 39 blocks of 32 tokens: two idle streams of 600 tokens hold 38 of them.
+    prompts = [tokens(random.Random(50 + i), 600) for i in range(2)]
+    streams = [await engine.open(prompt[:590], GREEDY) for prompt in prompts]
+    for stream in streams:
+        await computed(stream, 589)
+    plain = tokens(random.Random(60), 500)
+    answer = await whole(engine, plain)
+    trails = [await stream.trail() for stream in streams]
+    assert sum(trail.count(EventType.PREEMPTED_RECOMPUTE) for trail in trails) == 1
+    for stream, prompt in zip(streams, prompts, strict=True):
+        await stream.finish(prompt[590:])
+    assert [(await read(stream))[0] for stream in streams] == [await whole(engine, prompt) for prompt in prompts]
+    assert answer == await whole(engine, plain)
+    recomputed = [(await stream.trail())[-1].data["num_tokens_recomputed"] for stream in streams]
+    assert sorted(recomputed)[0] == 0
+    assert sorted(recomputed)[1] > 0
+
+
+async def test_the_trail_tells_the_request_from_begin_to_end(engine: Stream2LLMEngine) -> None:
+    stream = await engine.open(tokens(random.Random(4), 90), GREEDY)
+    await computed(stream, 89)
+    await stream.finish(tokens(random.Random(5), 30))
+    await read(stream)
+    trail = await stream.trail()
+    assert trail[0].type is EventType.QUEUED
+    assert trail[-1].type is EventType.FINISHED
+    times = [event.monotonic_s for event in trail]
+    assert times == sorted(times)
+    life = times[-1] - times[0]
+    assert sum(interval.duration_s for interval in trail.intervals()) == pytest.approx(life)
+    assert trail.duration_s(EventType.KV_ON_GPU) > 0
+    assert 0 < trail.ttft_from_context_complete_s < trail.ttft_from_request_s <= life
+    assert await stream.trail() is trail
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "error", "words"),
+    [
+        ([], GREEDY, EmptyPromptError, "no tokens"),
+        (list(range(3, 400)) * 3, GREEDY, PromptTooLongError, "1023"),
+        ([3, 9_999], GREEDY, PromptError, "9999"),
+        ([3, -1], GREEDY, PromptError, "-1"),
+        ([3, 1.5], GREEDY, PromptError, "whole numbers"),
+        ([[3], [4]], GREEDY, PromptError, "2-dimensional"),
+        ("text", GREEDY, PromptError, "str"),
+        ([True, False], GREEDY, PromptError, "bool"),
+        ([3], {"n": 2}, UnsupportedFeatureError, "n=2"),
+        ([3], {"seed": 7}, UnsupportedFeatureError, "seed=7"),
+        ([3], {"prompt_logprobs": 1}, UnsupportedFeatureError, "prompt_logprobs"),
+        ([3], {"max_tokens": 0}, ConfigurationError, "max_tokens=0"),
+        ([3], {"temperature": -1}, ConfigurationError, "temperature"),
+        ([3], {"nonsense": 1}, ConfigurationError, "nonsense"),
+        ([3], 5, ConfigurationError, "int"),
+    ],
+)
+async def test_bad_requests_are_refused(
+    engine: Stream2LLMEngine, prompt: Any, sampling: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        await engine.open(prompt, sampling, finished=True)
+
+
+async def test_a_refused_update_leaves_the_stream_as_it_was(engine: Stream2LLMEngine) -> None:
+    prompt = tokens(random.Random(6), 100)
+    stream = await engine.open(prompt, GREEDY)
+    for bad, error in (([9_999], PromptError), (tokens(random.Random(7), 1_000), PromptTooLongError)):
+        with pytest.raises(error):
+            await stream.append(bad)
+    with pytest.raises(UnsupportedFeatureError, match="append mode"):
+        await stream.replace(prompt)
+    await stream.finish()
+    for late in (stream.append, stream.finish):
+        with pytest.raises(StreamFinishedError):
+            await late([3])
+    ids, _, _ = await read(stream)
+    assert ids == await whole(engine, prompt)
+
+
+async def test_abort_ends_the_stream_everywhere(engine: Stream2LLMEngine) -> None:
+    stream = await engine.open(tokens(random.Random(8), 120), GREEDY)
+    reading = asyncio.create_task(read(stream))
+    await stream.abort()
+    await stream.abort()
+    assert (await reading) == ([], "", "abort")
+    with pytest.raises(StreamAbortedError):
+        await stream.append([3])
+    assert (await stream.trail())[-1].type is EventType.ABORTED
+
+
+async def test_cancelled_updates_do_not_tear_the_prompt(engine: Stream2LLMEngine) -> None:
+    """A cancelled append has either happened or not: what the stream says it holds is what the engine holds."""
+    rng = random.Random(11)
+    stream = await engine.open(tokens(rng, 30), GREEDY)
+    pieces = [tokens(rng, 10) for _ in range(12)]
+    prompt = tokens(random.Random(11), 30)
+    for index, piece in enumerate(pieces):
+        appending = asyncio.create_task(stream.append(piece))
+        for _ in range(index % 4):
+            await asyncio.sleep(0)
+        appending.cancel()
+        await asyncio.gather(appending, return_exceptions=True)
+        length = len(prompt)
+        await stream.append([])
+        if stream.num_tokens > length:
+            prompt += piece
+    await stream.finish()
+    ids, _, _ = await read(stream)
+    assert ids == await whole(engine, prompt)
+
+
+async def test_a_cancelled_open_leaves_nothing(engine: Stream2LLMEngine) -> None:
+    for turns in range(8):
+        opening = asyncio.create_task(engine.open(tokens(random.Random(turns), 50), GREEDY))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        (result,) = await asyncio.gather(opening, return_exceptions=True)
+        if not isinstance(result, BaseException):
+            await result.abort()
+        assert engine.num_open_streams == 0
+    limits = await engine.call("progress", [[]])
+    assert limits == {}
+
+
+async def test_many_streams_at_once(engine: Stream2LLMEngine) -> None:
+    async def one(index: int) -> bool:
+        rng = random.Random(200 + index)
+        prompt = tokens(rng, rng.randrange(10, 120))
+        async with await engine.open(prompt, GREEDY, mode="update") as stream:
+            for _ in range(rng.randrange(1, 4)):
+                await asyncio.sleep(rng.random() * 0.05)
+                prompt = prompt[: rng.randrange(0, len(prompt))] + tokens(rng, rng.randrange(1, 60))
+                await stream.replace(prompt)
+            await stream.finish()
+            ids, _, _ = await read(stream)
+        return ids == await whole(engine, prompt)
+
+    assert all(await asyncio.gather(*(one(index) for index in range(20))))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"speculative_config": {"method": "ngram"}}, UnsupportedFeatureError, "speculative"),
+        ({"pipeline_parallel_size": 2}, UnsupportedFeatureError, "pipeline"),
+        ({"data_parallel_size": 2}, UnsupportedFeatureError, "data_parallel_size=2"),
+        ({"scheduler_cls": "x.Y"}, UnsupportedFeatureError, "policy"),
+        ({"policy": "BEST"}, ConfigurationError, "DEFAULT_VLLM, FCFS"),
+    ],
+)
+async def test_engine_arguments_that_cannot_work_are_refused_at_once(
+    model: Path, arguments: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        Stream2LLMEngine(model, **arguments)
+
+
+async def test_the_environment_chooses_the_policy(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCHEDULER_TYPE", "default_vllm")
+    assert Stream2LLMEngine(model).policy == "DEFAULT_VLLM"
+    assert Stream2LLMEngine(model, policy="fcfs").policy == "FCFS"
+    monkeypatch.setenv("SCHEDULER_TYPE", "nonsense")
+    with pytest.raises(ConfigurationError, match="nonsense"):
+        Stream2LLMEngine(model)
+
+
+async def test_an_engine_that_was_not_started_says_so(model: Path) -> None:
+    engine = Stream2LLMEngine(model)
+    with pytest.raises(EngineError, match="start"):
+        await engine.open([3])
+    await engine.aclose()
+    with pytest.raises(EngineError, match="closed"):
+        await engine.start()
+
+
+async def test_a_model_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot serve"):
+        await Stream2LLMEngine(tmp_path, progress=None).start()
+
+
+async def test_when_the_core_dies_every_stream_hears_of_it(model: Path) -> None:
+    """Last in the module: it starts an engine of its own, and kills that engine's core."""
+    arguments = {**ENGINE_ARGS, "num_gpu_blocks_override": 40}
+    known = {child.pid for child in psutil.Process().children(recursive=True)}
+    async with Stream2LLMEngine(model, progress=None, **arguments) as dying:
+        waiting = await dying.open(tokens(random.Random(1), 50), GREEDY)
+        unsent = await dying.open([], GREEDY)
+        readers = [asyncio.create_task(read(stream)) for stream in (waiting, unsent)]
+        await asyncio.sleep(0.2)
+        for child in psutil.Process().children(recursive=True):
+            if child.pid not in known and "EngineCor" in child.name():
+                os.kill(child.pid, signal.SIGKILL)
+        results = await asyncio.wait_for(asyncio.gather(*readers, return_exceptions=True), timeout=60)
+        assert [type(result) for result in results] == [EngineDeadError, EngineDeadError]
+        for operation in (waiting.append([3]), dying.open([3]), waiting.progress()):
+            with pytest.raises(EngineDeadError, match="core process ended"):
+                await operation
+    assert not {child.pid for child in psutil.Process().children(recursive=True) if child.is_running()} - known
