@@ -6,7 +6,7 @@ Which request gets tokens, and whose KV has to go, is decided in `scheduler.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,10 @@ class StreamingPromptScheduler(Scheduler):
     steps.
     """
 
+    # vLLM's own, declared here for those who read types only.
+    running: list[Request]
+    num_waiting_for_streaming_input: int
+
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
         self.kv = KVBlocks(self.kv_cache_manager, self.block_size)
@@ -56,7 +60,7 @@ class StreamingPromptScheduler(Scheduler):
         `update(request_id, kind, token_ids, final, sent_s)` changes a prompt, `trail(request_ids)` takes events,
         `progress(request_ids)` gives counters, `limits()` what the engine can hold.
         """
-        operations = {
+        operations: dict[str, Callable[..., Any]] = {
             "update": self.update,
             "trail": self.trail.take,
             "progress": self.progress,

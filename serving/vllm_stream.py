@@ -160,7 +160,8 @@ class Stream2LLMStream:
     async def _update(self, kind: str, token_ids: Sequence[int], *, final: bool) -> PromptUpdate:
         sent_s = time.monotonic()
         new = checked_token_ids(token_ids, self._engine.vocabulary_size)
-        return await self._run(self._locked_update(kind, new, final, sent_s))
+        update: PromptUpdate = await self._run(self._locked_update(kind, new, final, sent_s))
+        return update
 
     async def _locked_update(self, kind: str, new: TokenArray, final: bool, sent_s: float) -> PromptUpdate:
         async with self._lock:

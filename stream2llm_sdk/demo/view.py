@@ -34,7 +34,8 @@ class ConsoleView:
         self._line(self._started_s, escape(text))
 
     def budget(self, budget: PageBudget) -> None:
-        line = f"this machine prefills {budget.prefill_tokens_per_s:.0f} tokens/s: {budget.page_tokens} tokens of each page"
+        speed = f"this machine prefills {budget.prefill_tokens_per_s:.0f} tokens/s"
+        line = f"{speed}: the model reads up to {budget.page_tokens} tokens of each page"
         if not budget.keeps_up:
             line += " [yellow](prefill cannot keep up with a page every 0.7 s here; streaming gains less)[/]"
         self._line(self._started_s, line)

@@ -294,9 +294,7 @@ class Demo:
                 # The published searches take seconds on an index of hundreds of gigabytes and refine their pool a few
                 # times. This index is in memory: a small beam, slowed down, and a gate that opens early stand in.
                 gate = EmissionGate(min_stable_expansions=4, min_rank_factor=1.0)
-                yield DiskANNRetriever(
-                    index, k=8, search_list_size=100, beam_width=2, gate=gate, min_iteration_s=0.06
-                )
+                yield DiskANNRetriever(index, k=8, search_list_size=100, beam_width=2, gate=gate, min_iteration_s=0.06)
 
     async def _budget(self, engine: Stream2LLMEngine) -> PageBudget:
         """Measures how fast this machine prefills, and gives each page what is prefilled before the next one comes."""

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import tiny_models
 from prompt_scripts import Prompts, run_script
+from vllm.v1.request import Request, RequestStatus
 
 from stream2llm_sdk.serving.kv_blocks import KVBlocks
 from stream2llm_sdk.serving.scheduler import Stream2LLMScheduler
 from stream2llm_sdk.testing.core_driver import CoreDriver
-from vllm.v1.request import Request, RequestStatus
 
 
 class NoTruncation(Stream2LLMScheduler):
