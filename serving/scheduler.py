@@ -198,6 +198,14 @@ class Stream2LLMScheduler(StreamingPromptScheduler):
             request.status = status
             self._enqueue_waiting_request(request)
 
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        if reset_running_requests:
+            # vLLM preempts what runs; streams that wait for tokens, or for a place, hold KV too.
+            for request in [*self.kv_holding_waiting, *self.parked.values()]:
+                if self._is_evictable(request, running=False):
+                    self._preempt_victim(request)
+        return bool(super().reset_prefix_cache(reset_running_requests, reset_connector))
+
     @contextmanager
     def _hand_over(self, plan: Plan) -> Iterator[None]:
         """Lets vLLM see the waiting requests of the plan only, in the plan's order. Running ones need no hiding:

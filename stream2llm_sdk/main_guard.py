@@ -38,7 +38,7 @@ def require_main_guard(what: str) -> None:
             f"{what} starts processes, and each of them imports the main script, but {path} is not a file. "
             "Save the program to a file and run that"
         )
-    line = _running_line(main, path)
+    line = _running_line(path)
     if line is not None and not _is_guarded(path, line):
         raise ConfigurationError(_message(what, path, line))
 
@@ -57,12 +57,12 @@ def _is_imported_again(main: ModuleType) -> bool:
     return spec is None or spec.name.rpartition(".")[2] != "__main__"
 
 
-def _running_line(main: ModuleType, path: str) -> int | None:
+def _running_line(path: str) -> int | None:
     """The line of the main script's top level that is running now; None if this was not called from there."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         code = frame.f_code
-        if code.co_name == "<module>" and frame.f_globals is vars(main) and _is_same_file(code.co_filename, path):
+        if code.co_name == "<module>" and _is_same_file(code.co_filename, path):
             return frame.f_lineno
         frame = frame.f_back
     return None

@@ -272,6 +272,13 @@ async def test_a_deadline_before_any_context_is_an_answer_without_context() -> N
     assert (answer.sources, answer.context_end) == ((), ContextEnd.DEADLINE)
 
 
+async def test_a_failure_before_the_deadline_leaves_an_answer_without_context() -> None:
+    retrievers = {"failing": ScriptedRetriever([ValueError("lost")]), "slow": ScriptedRetriever([asyncio.Event()])}
+    answer = await rag_of(retrievers).ask("Why?", deadline_s=0.05)
+    assert (answer.sources, answer.context_end) == ((), ContextEnd.DEADLINE)
+    assert answer.failures == (SourceFailure("failing", "ValueError: lost"),)
+
+
 async def test_a_retriever_that_is_slow_to_close_does_not_delay_the_answer() -> None:
     closing = asyncio.Event()
     retriever = ScriptedRetriever([A, asyncio.Event()], closing=[closing])
@@ -321,22 +328,20 @@ async def test_a_full_context_ends_the_retrieval(streaming: bool) -> None:
 async def test_what_a_retriever_gives_after_the_end_is_left_out() -> None:
     class Stubborn:
         mode = ContextMode.APPEND
-        ended = False
+        num_ignored = 0
 
         async def stream(self, query: str) -> AsyncIterator[ContextUpdate]:
             yield Append([A])
-            while True:
+            for _ in range(3):
                 try:
-                    await asyncio.Event().wait()
+                    await asyncio.sleep(1000)
                 except asyncio.CancelledError:
-                    try:
-                        yield Append([B])
-                    finally:
-                        self.ended = True
+                    self.num_ignored += 1
+                    yield Append([B])
 
     retriever = Stubborn()
     answer = await rag_of(retriever).ask("Why?", deadline_s=0.01)
-    assert ([source.chunk for source in answer.sources], retriever.ended) == ([A], True)
+    assert ([source.chunk for source in answer.sources], retriever.num_ignored) == ([A], 1)
 
 
 # What is sent
@@ -364,6 +369,30 @@ async def test_changes_that_come_while_the_engine_is_busy_go_out_as_one(mode: Co
     assert kinds_of(request)[2] == {"append": "append", "update": "replace"}[mode]
     assert len(request.operations) <= 5
     assert context_of(request) == final
+
+
+async def test_changes_that_cancel_out_while_the_engine_is_busy_are_not_sent() -> None:
+    turns = [asyncio.Event(), asyncio.Event()]
+    steps = [Replace([A]), turns[0], Replace([A, B]), turns[1], Replace([C]), Replace([A, B]), asyncio.Event()]
+    engine = FakeEngine()
+    seen: list[ContextEvent] = []
+    async with rag_of(ScriptedRetriever(steps, "update"), engine).stream("Why?", observe=seen.append) as stream:
+        await until(lambda: bool(engine.requests) and kinds_of(engine.requests[0]) == ["open", "append"])
+        engine.pause()
+        turns[0].set()
+        await until(lambda: len(seen) == 2)
+        for _ in range(10):
+            await asyncio.sleep(0)  # the second update is on its way
+        turns[1].set()
+        await until(lambda: len(seen) == 4)
+        engine.resume()
+        await until(lambda: len(engine.requests[0].operations) == 3)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        stream.answer_now()
+        await stream.answer()
+    assert kinds_of(engine.requests[0]) == ["open", "append", "append", "finish"]
+    assert context_of(engine.requests[0]) == text_in_prompt(A, B)
 
 
 def random_script(seed: int) -> tuple[dict[str, ScriptedRetriever], Callable[[ContextEvent], None]]:

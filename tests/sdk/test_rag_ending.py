@@ -186,6 +186,22 @@ async def test_closing_twice_is_closing_once() -> None:
     assert retriever.num_closed == 1
 
 
+async def test_closing_again_does_not_cut_short_what_the_first_closing_does() -> None:
+    retriever = ScriptedRetriever([A, asyncio.Event()])
+    engine = FakeEngine()
+    rag = rag_of(retriever, engine)
+    async with nothing_left(engine, retriever):
+        stream = await rag.stream("Why?", observe=lambda _: engine.pause()).__aenter__()
+        await until(lambda: retriever.num_live == 1)
+        closing = []
+        for _ in range(3):  # the engine is busy with an update, and must be told of the end after it
+            closing.append(asyncio.create_task(stream.aclose()))
+            assert await steps_of(closing[-1], 10)
+        engine.resume()
+        await asyncio.gather(*closing)
+    assert engine.requests[0].is_aborted
+
+
 async def test_an_answer_that_was_closed_before_it_began_does_not_begin() -> None:
     rag, (retriever,) = one_crawler()
     stream = rag.stream("Why?")

@@ -1,0 +1,176 @@
+"""What must hold of a scheduler with streaming prompts between any two steps, and when everything has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from prompt_scripts import Prompts
+
+from stream2llm_sdk.trail import EventTrail, EventType
+
+__all__ = ["SchedulerChecks", "check_trail", "snapshot"]
+
+_NEXT_STATES = {
+    EventType.QUEUED: {EventType.SCHEDULED},
+    EventType.SCHEDULED: {EventType.KV_ON_GPU, EventType.PREEMPTED_RECOMPUTE, EventType.QUEUED},
+    EventType.KV_ON_GPU: {EventType.SCHEDULED, EventType.PREEMPTED_RECOMPUTE, EventType.QUEUED},
+    EventType.PREEMPTED_RECOMPUTE: {EventType.SCHEDULED, EventType.QUEUED},
+}
+_ENDS = {EventType.FINISHED, EventType.ABORTED}
+
+
+class SchedulerChecks:
+    """Checks one engine core against the prompts that were sent to it.
+
+    Attributes:
+        num_answered: requests whose whole output was checked.
+        num_preemptions: KV taken away from streams of which the trail was checked.
+    """
+
+    def __init__(self, prompts: Prompts) -> None:
+        self.prompts = prompts
+        self.driver = prompts.driver
+        self.scheduler = self.driver.scheduler
+        self.num_answered = 0
+        self.num_preemptions = 0
+        self._num_free_blocks = self.driver.num_free_blocks()
+        self._answered: set[str] = set()
+        # A live view: the executor records whatever is sampled for a prompt that is open at that moment.
+        self.driver.executor.held_requests = prompts.open
+
+    def between_steps(self) -> None:
+        """The invariants of every moment."""
+        self.driver.check_invariants()
+        self._check_places()
+        self._check_worker()
+        for request_id in self.prompts.open:
+            self._check_open(request_id)
+        assert not self.driver.executor.sampled_while_held
+        for request_id in self.driver.finish_reasons.keys() - self._answered:
+            self._check_answer(request_id)
+
+    def idle(self) -> None:
+        """Nothing can be done before a message comes: complete requests have ended, open ones cost no steps."""
+        assert not self.driver.has_work()
+        assert set(self.scheduler.requests) == set(self.scheduler.parked) == set(self.prompts.open)
+
+    def ended(self) -> None:
+        """All requests have ended, with the right output, and nothing is left of any of them."""
+        self.idle()
+        scheduler = self.scheduler
+        assert not self.prompts.open
+        assert set(self.prompts.to_answer) == self._answered
+        for name in ("requests", "prompts", "parked", "running", "waiting", "kv_holding_waiting", "deferred_waiting"):
+            assert not getattr(scheduler, name), name
+        for name in ("_resident", "_admission_order", "_scheduled_now", "_inflight_prefills", "deferred_frees"):
+            assert not getattr(scheduler, name), name
+        assert (scheduler.num_open, scheduler.num_waiting_for_streaming_input, scheduler._num_hidden) == (0, 0, 0)
+        assert not scheduler.finished_req_ids
+        assert not scheduler.reset_preempted_req_ids
+        assert self.driver.num_free_blocks() == self._num_free_blocks
+        assert not self.driver.executor.runner.requests
+        self._check_trails()
+
+    def _check_places(self) -> None:
+        """Each request is in exactly one place, and the counts agree."""
+        scheduler = self.scheduler
+        waiting, holding = list(scheduler.waiting), list(scheduler.kv_holding_waiting)
+        places = [*scheduler.running, *waiting, *holding, *scheduler.parked.values()]
+        assert sorted(request.request_id for request in places) == sorted(scheduler.requests)
+        assert all(request.num_computed_tokens for request in holding)
+        assert not any(request.num_computed_tokens for request in waiting)
+        assert scheduler.deferred_waiting <= {*waiting, *holding}
+        assert scheduler.num_waiting_for_streaming_input == len(scheduler.parked)
+        assert scheduler.num_open == len(self.prompts.open)
+        assert set(scheduler.parked) <= set(self.prompts.open)
+        for name in ("prompts", "_resident", "_admission_order", "_scheduled_now"):
+            assert set(getattr(scheduler, name)) <= set(scheduler.requests), name
+        holders = {request.request_id for request in (*scheduler.running, *holding)}
+        assert holders <= set(scheduler._admission_order)
+        if not self.driver.core.batch_queue and not scheduler.finished_req_ids:
+            idle = not (scheduler.running or waiting or holding)
+            assert self.driver.has_work() is not idle or scheduler.pause_state
+
+    def _check_worker(self) -> None:
+        """The V2 runner has a fixed number of places; the scheduler knows exactly who takes one."""
+        if self.scheduler.use_v2_model_runner:
+            leaving = self.scheduler.finished_req_ids | self.scheduler.reset_preempted_req_ids
+            assert set(self.driver.executor.runner.requests) - leaving == self.scheduler._resident
+
+    def _check_open(self, request_id: str) -> None:
+        request = self.scheduler.requests[request_id]
+        assert not self.driver.outputs.get(request_id), f"{request_id}: output while its prompt is open"
+        assert request_id not in self.driver.finish_reasons
+        assert request.num_computed_tokens <= max(0, request.num_tokens - 1)
+        now = self.prompts.now[request_id]
+        assert list(request.all_token_ids) == request.prompt_token_ids == now
+        assert self.scheduler.prompts[request_id].token_ids.tolist() == now
+
+    def _check_answer(self, request_id: str) -> None:
+        assert request_id not in self.prompts.aborted, f"{request_id}: output after its abort"
+        prompt = self.prompts.now[request_id]
+        room = self.driver.core.vllm_config.model_config.max_model_len - len(prompt)
+        expected = self.driver.expected_output(prompt, min(self.prompts.max_tokens[request_id], room))
+        assert self.driver.outputs[request_id] == expected, request_id
+        self._answered.add(request_id)
+        self.num_answered += 1
+
+    def _check_trails(self) -> None:
+        trails = self.driver.call("trail", [list(self.prompts.now)])
+        assert not len(self.scheduler.trail)
+        for request_id, records in trails.items():
+            end = EventType.ABORTED if request_id in self.prompts.aborted else EventType.FINISHED
+            counters = check_trail(request_id, records, end)
+            assert counters["num_tokens_computed"] == self.driver.executor.tokens_computed[request_id]
+            self.num_preemptions += counters["num_preemptions"]
+
+
+def check_trail(request_id: str, records: Sequence[Any], end: EventType) -> dict[str, int]:
+    """Checks the trail of an ended request; returns the counters that its end carries."""
+    trail = EventTrail.from_records(request_id, records)
+    states = [event.type for event in trail if event.type.is_state]
+    assert (states[0], states[-1]) == (EventType.QUEUED, end), trail
+    assert trail[0].type is EventType.QUEUED, trail
+    assert trail[-1].type is end, trail
+    recorded = [EventType(record[0]) for record in records if EventType(record[0]).is_state]
+    for state, following in zip(recorded, recorded[1:], strict=False):
+        assert following in _NEXT_STATES[state] | _ENDS, trail
+    times = [event.monotonic_s for event in trail]
+    assert times == sorted(times)
+    lasted_s = sum(interval.duration_s for interval in trail.intervals())
+    assert abs(lasted_s - (times[-1] - times[0])) < 1e-6
+    counters = dict(trail[-1].data)
+    assert trail.count(EventType.CHUNK_ARRIVED) == trail.count(EventType.PROMPT_UPDATED) == counters["num_updates"]
+    assert trail.count(EventType.PREEMPTED_RECOMPUTE) == counters["num_preemptions"]
+    voided = sum(event.data["num_invalidated"] for event in trail if event.type is EventType.PROMPT_UPDATED)
+    assert voided == counters["num_tokens_invalidated"]
+    if end is EventType.FINISHED:
+        assert trail.count(EventType.CONTEXT_COMPLETE) == trail.count(EventType.FIRST_TOKEN) == 1, trail
+        first_token = trail.first(EventType.FIRST_TOKEN)
+        complete = trail.first(EventType.CONTEXT_COMPLETE)
+        assert first_token is not None
+        assert complete is not None
+        assert complete.monotonic_s <= first_token.monotonic_s
+    return counters
+
+
+def snapshot(prompts: Prompts) -> Any:
+    """All that a refused operation must leave as it was."""
+    scheduler = prompts.driver.scheduler
+    requests = {
+        request_id: (
+            request.status,
+            request.num_computed_tokens,
+            tuple(request.all_token_ids),
+            len(request.block_hashes),
+        )
+        for request_id, request in scheduler.requests.items()
+    }
+    queues = [
+        [request.request_id for request in queue]
+        for queue in (scheduler.running, scheduler.waiting, scheduler.kv_holding_waiting, scheduler.parked.values())
+    ]
+    trails = prompts.driver.call("trail", [list(scheduler.requests)])
+    progress = prompts.driver.call("progress", [list(scheduler.requests)])
+    return requests, queues, trails, progress, scheduler.num_open, prompts.driver.num_free_blocks()

@@ -1,0 +1,330 @@
+"""Random lives of many requests on vLLM's real scheduler and KV manager, checked after every step.
+
+Hypothesis decides what is sent and after which step, in every configuration; the executor without a model checks the
+content of all KV that is read. `STREAM2LLM_SOAK_EXAMPLES=500` runs that many fresh examples in each configuration.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from prompt_scripts import FLAGS, SCHEDULER, Prompts, tokens
+from scheduler_checks import SchedulerChecks, snapshot
+
+from stream2llm_sdk.testing.core_driver import CoreDriver
+from vllm.v1.core.sched.interface import PauseState
+
+BLOCK_SIZE = 8
+MAX_MODEL_LEN = 96
+SLIDING_WINDOW = 20
+# One request of full length fits; two do not. With two KV cache groups each request takes blocks of both.
+NUM_BLOCKS = {"llama": (13, 15, 24), "hybrid": (24, 27, 44)}
+EOS_PERIOD = 6
+
+SOAK_EXAMPLES = int(os.environ.get("STREAM2LLM_SOAK_EXAMPLES", "0"))
+EXAMPLES = SOAK_EXAMPLES or 14
+MIN_REQUESTS = 260  # in each of the eight configurations
+
+# A piece of a prompt: the beginning of one of a few documents, so that prompts share prefixes and blocks' edges are met.
+LENGTHS = st.one_of(st.sampled_from([1, 7, 8, 9, 16, 24, 32]), st.integers(1, 45))
+PIECES = st.lists(st.tuples(st.integers(0, 3), LENGTHS), min_size=1, max_size=3)
+MAX_TOKENS = st.sampled_from([1, 2, 3, 5, 9])
+
+
+@lru_cache
+def document(number: int) -> list[int]:
+    return tokens(random.Random(number), MAX_MODEL_LEN)
+
+
+def text(pieces: Sequence[tuple[int, int]], limit: int = MAX_MODEL_LEN - 1) -> list[int]:
+    return [token for number, length in pieces for token in document(number)[:length]][:limit]
+
+
+class MixedPrompts(Prompts):
+    """Requests with priorities that may end early."""
+
+    priority = 0
+    ignore_eos = True
+
+    def _add(self, request_id: str, ids: Sequence[int], max_tokens: int, extra_args: dict[str, Any] | None) -> None:
+        self.now[request_id] = list(ids)
+        self.max_tokens[request_id] = max_tokens
+        self.driver.add(
+            request_id,
+            ids,
+            max_tokens=max_tokens,
+            extra_args=extra_args,
+            priority=self.priority,
+            ignore_eos=self.ignore_eos,
+        )
+
+
+class PromptMachine(RuleBasedStateMachine):
+    """One engine core from its start to the end of all its requests."""
+
+    models: dict[str, Path]
+    async_scheduling: bool
+    runner: Any
+    policy: str
+    totals: Counter[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.driver: CoreDriver | None = None
+
+    @initialize(
+        layers=st.sampled_from(["llama", "hybrid"]),
+        prefix_caching=st.booleans(),
+        pool=st.integers(0, 2),
+        num_places=st.integers(2, 3),
+        num_tokens=st.sampled_from([9, 16, 32]),
+        queue=st.sampled_from(["fcfs", "priority"]),
+        ends_early=st.booleans(),
+    )
+    def start(
+        self,
+        layers: str,
+        prefix_caching: bool,
+        pool: int,
+        num_places: int,
+        num_tokens: int,
+        queue: str,
+        ends_early: bool,
+    ) -> None:
+        self.driver = CoreDriver(
+            self.models[layers],
+            scheduler_cls=SCHEDULER,
+            async_scheduling=self.async_scheduling,
+            runner=self.runner,
+            prefix_caching=prefix_caching,
+            num_gpu_blocks=NUM_BLOCKS[layers][pool],
+            block_size=BLOCK_SIZE,
+            max_num_batched_tokens=num_tokens,
+            max_num_seqs=num_places,
+            max_model_len=MAX_MODEL_LEN,
+            scheduling_policy=queue,
+            scheduler_reserve_full_isl=False,
+            hf_overrides={"sliding_window": SLIDING_WINDOW} if layers == "hybrid" else {},
+            additional_config={"stream2llm": {"policy": self.policy}},
+        )
+        if ends_early:
+            self.driver.executor.sampling_rule = replace(self.driver.executor.sampling_rule, eos_period=EOS_PERIOD)
+        self.prompts = MixedPrompts(self.driver)
+        self.prompts.ignore_eos = not ends_early
+        self.checks = SchedulerChecks(self.prompts)
+        self.num_places = num_places
+        self.aborted_outputs: dict[str, list[int]] = {}
+
+    # ---- requests -----------------------------------------------------------------------------------------------
+
+    @rule(pieces=PIECES, update=st.booleans(), max_tokens=MAX_TOKENS, priority=st.integers(0, 1))
+    def open_stream(self, pieces: list[tuple[int, int]], update: bool, max_tokens: int, priority: int) -> None:
+        self.prompts.priority = priority
+        self.prompts.open_stream(self.new_id(), text(pieces), max_tokens=max_tokens, is_prompt_update=update)
+
+    @rule(prompts=st.lists(PIECES, min_size=1, max_size=4), max_tokens=MAX_TOKENS, priority=st.integers(0, 1))
+    def add_plain(self, prompts: list[list[tuple[int, int]]], max_tokens: int, priority: int) -> None:
+        self.prompts.priority = priority
+        for pieces in prompts:
+            self.prompts.add_plain(self.new_id(), text(pieces), max_tokens=max_tokens)
+
+    @rule(pieces=PIECES, max_tokens=MAX_TOKENS)
+    def add_complete(self, pieces: list[tuple[int, int]], max_tokens: int) -> None:
+        """A request of the SDK whose prompt is whole from the start, as `generate` sends it."""
+        flags = {**FLAGS, "is_streaming_prompt": False, "is_streaming_prompt_finished": True}
+        self.prompts.priority = 0
+        self.prompts._add(self.new_id(), text(pieces), max_tokens, {"stream2llm": flags})
+
+    # ---- updates ------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.prompts.open)
+    @rule(which=st.integers(0, 7), pieces=st.one_of(st.just([]), PIECES), final=st.booleans())
+    def append(self, which: int, pieces: list[tuple[int, int]], final: bool) -> None:
+        request_id = self.one_open(which)
+        now = self.prompts.now[request_id]
+        piece = text(pieces, MAX_MODEL_LEN - 1 - len(now))
+        self.prompts.append(request_id, piece, final=final and bool(now or piece))
+
+    @precondition(lambda self: self.prompts.open)
+    @rule(
+        which=st.integers(0, 7),
+        kind=st.sampled_from(["other", "edge", "inside", "shorter", "same", "empty"]),
+        at=st.integers(0, MAX_MODEL_LEN),
+        pieces=PIECES,
+        final=st.booleans(),
+    )
+    def replace(self, which: int, kind: str, at: int, pieces: list[tuple[int, int]], final: bool) -> None:
+        request_id = self.one_open(which)
+        now = self.prompts.now[request_id]
+        inside = at % (len(now) + 1)
+        new = {
+            "other": text(pieces),
+            "edge": now[: inside // BLOCK_SIZE * BLOCK_SIZE] + text(pieces),
+            "inside": now[:inside] + text(pieces),
+            "shorter": now[:inside],
+            "same": now,
+            "empty": [],
+        }[kind][: MAX_MODEL_LEN - 1]
+        self.prompts.replace(request_id, new, final=final and bool(new))
+
+    @precondition(lambda self: any(map(self.prompts.now.get, self.prompts.open)))
+    @rule(which=st.integers(0, 7))
+    def finish(self, which: int) -> None:
+        ready = [request_id for request_id in self.prompts.open if self.prompts.now[request_id]]
+        self.prompts.finish(ready[which % len(ready)])
+
+    @precondition(lambda self: self.live)
+    @rule(which=st.integers(0, 15), during_a_step=st.booleans())
+    def abort(self, which: int, during_a_step: bool) -> None:
+        request_id = self.live[which % len(self.live)]
+        if during_a_step and self.driver.has_work():
+            self.driver.core.aborts_queue.put_nowait([request_id])
+            self.driver.step()  # takes it between the model's run and the use of its result, if it comes so far
+        self.prompts.abort(request_id)
+        self.aborted_outputs[request_id] = list(self.driver.outputs[request_id])
+
+    @rule(which=st.integers(0, 7), why=st.sampled_from(["unknown", "plain", "finished", "empty", "too_long"]))
+    def refused(self, which: int, why: str) -> None:
+        kind, ids, final = "append", [5, 6], False
+        candidates = list(self.prompts.open)
+        if why == "unknown":
+            candidates = ["nobody", *self.prompts.aborted, *self.driver.finish_reasons]
+        elif why == "plain":
+            candidates = [name for name in self.live if name not in self.driver.scheduler.prompts]
+        elif why == "finished":
+            candidates = [name for name in self.live if name in self.driver.scheduler.prompts]
+            candidates = [name for name in candidates if name not in self.prompts.open]
+        elif why == "empty":
+            kind, ids, final = "replace", [], True
+        else:
+            kind, ids = "replace", [5] * MAX_MODEL_LEN
+        if not candidates:
+            return
+        request_id = candidates[which % len(candidates)]
+        before = snapshot(self.prompts)
+        packed = bytes(4 * len(ids)) if why == "too_long" else ids
+        answer = self.driver.call("update", [request_id, kind, packed, final, 0.0])
+        assert answer == {"error": "unknown" if why == "plain" else why}
+        assert snapshot(self.prompts) == before
+
+    # ---- steps --------------------------------------------------------------------------------------------------
+
+    @rule(count=st.integers(1, 4))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.driver.step()
+            self.checks.between_steps()
+
+    @rule()
+    def run_until_idle(self) -> None:
+        self.driver.run_until_idle(2_000, after_step=self.checks.between_steps)
+        if not self.driver.scheduler.pause_state:
+            self.checks.idle()
+
+    @rule(state=st.sampled_from(list(PauseState)))
+    def pause(self, state: PauseState) -> None:
+        self.driver.scheduler.set_pause_state(state)
+
+    @rule(evict=st.booleans())
+    def reset_prefix_cache(self, evict: bool) -> None:
+        done = self.driver.scheduler.reset_prefix_cache(reset_running_requests=evict)
+        assert done or not evict
+
+    # ---- always -------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def holds(self) -> None:
+        if self.driver is not None:
+            self.checks.between_steps()
+
+    def teardown(self) -> None:
+        if self.driver is None:
+            return
+        with self.driver:
+            if sys.exc_info()[0] is None:  # otherwise a check has failed, and this one could only hide it
+                self.end()
+
+    def end(self) -> None:
+        self.driver.scheduler.set_pause_state(PauseState.UNPAUSED)
+        for request_id in list(self.prompts.open):
+            self.prompts.append(request_id, [] if self.prompts.now[request_id] else [5], final=True)
+        self.run_until_idle()
+        self.checks.ended()
+        assert {name: self.driver.outputs[name] for name in self.aborted_outputs} == self.aborted_outputs
+        self.totals["requests"] += len(self.prompts.now)
+        self.totals["answers"] += self.checks.num_answered
+        self.totals["preemptions"] += self.checks.num_preemptions
+
+    # ---- what the machine knows ---------------------------------------------------------------------------------
+
+    @property
+    def live(self) -> list[str]:
+        ended = self.prompts.aborted | self.driver.finish_reasons.keys()
+        return [request_id for request_id in self.prompts.now if request_id not in ended]
+
+    def one_open(self, which: int) -> str:
+        return self.prompts.open[which % len(self.prompts.open)]
+
+    def new_id(self) -> str:
+        return f"r{len(self.prompts.now)}"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "llama": tiny_models.make_llama_config(folder / "llama"),
+        "hybrid": tiny_models.make_hybrid_config(folder / "hybrid"),
+    }
+
+
+@pytest.mark.timeout(0 if SOAK_EXAMPLES else 900)
+@pytest.mark.parametrize("policy", ["FCFS", "DEFAULT_VLLM"])
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+def test_every_life_ends_right(models: dict[str, Path], async_scheduling: bool, runner: str, policy: str) -> None:
+    totals: Counter[str] = Counter()
+
+    @seed(f"{async_scheduling} {runner} {policy}" if not SOAK_EXAMPLES else os.urandom(8))
+    class Machine(PromptMachine):
+        pass
+
+    Machine.models, Machine.totals = models, totals
+    Machine.async_scheduling, Machine.runner, Machine.policy = async_scheduling, runner, policy
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=40,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate, Phase.shrink],
+            report_multiple_bugs=False,
+            derandomize=not SOAK_EXAMPLES,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+        ),
+    )
+    print(totals)
+    assert totals["requests"] >= MIN_REQUESTS
+    assert totals["preemptions"] >= MIN_REQUESTS // 10
+    print(totals)
