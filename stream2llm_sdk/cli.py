@@ -51,11 +51,11 @@ def demo(
     model: Annotated[
         str | None, typer.Option(help="Model folder or hub name. Left out, SmolLM2-135M-Instruct from a package.")
     ] = None,
-    pages: Annotated[int, typer.Option(help="Pages of the local documentation to crawl, 2 to 24.")] = 10,
+    pages: Annotated[int, typer.Option(help="Pages of the local documentation to crawl, 2 to 24.")] = DemoOptions().num_pages,
     page_tokens: Annotated[
         int | None, typer.Option(help="Most tokens of a page. Left out, what this machine prefills between two pages.")
     ] = None,
-    answer_tokens: Annotated[int, typer.Option(help="Most tokens of each answer.")] = 48,
+    answer_tokens: Annotated[int, typer.Option(help="Most tokens of each answer.")] = DemoOptions().max_answer_tokens,
     seed: Annotated[int, typer.Option(help="Seed of the pages' delays.")] = DemoOptions().seed,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write everything that was measured to this file.")

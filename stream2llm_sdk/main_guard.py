@@ -33,7 +33,7 @@ def require_main_guard(what: str) -> None:
         raise ConfigurationError(_message(what, path, None))
     if main is None or path is None or not _is_imported_again(main):
         return
-    if not os.path.exists(path):  # typed or piped into the interpreter
+    if main.__spec__ is None and not os.path.exists(path):  # piped into the interpreter
         raise ConfigurationError(
             f"{what} starts processes, and each of them imports the main script, but {path} is not a file. "
             "Save the program to a file and run that"
@@ -53,8 +53,7 @@ def _message(what: str, path: str | None, line: int | None) -> str:
 
 def _is_imported_again(main: ModuleType) -> bool:
     # A package's `__main__`, a folder's or an archive's is what multiprocessing leaves out.
-    spec = getattr(main, "__spec__", None)
-    return spec is None or spec.name.rpartition(".")[2] != "__main__"
+    return main.__spec__ is None or main.__spec__.name.rpartition(".")[2] != "__main__"
 
 
 def _running_line(path: str) -> int | None:

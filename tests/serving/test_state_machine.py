@@ -38,7 +38,7 @@ BLOCK_SIZE = 8
 MAX_MODEL_LEN = 96
 SLIDING_WINDOW = 20
 # One request of full length fits; two do not. With two KV cache groups each request takes blocks of both.
-NUM_BLOCKS = {"llama": (13, 15, 24), "hybrid": (24, 27, 44)}
+NUM_BLOCKS = {"llama": (13, 15, 24), "hybrid": (28, 31, 48)}
 EOS_PERIOD = 6
 
 SOAK_EXAMPLES = int(os.environ.get("STREAM2LLM_SOAK_EXAMPLES", "0"))
@@ -46,7 +46,7 @@ EXAMPLES = SOAK_EXAMPLES or 14
 MIN_REQUESTS = 260  # in each of the eight configurations
 
 # A piece of a prompt: the beginning of one of a few documents, so that prompts share prefixes and blocks' edges are met.
-LENGTHS = st.one_of(st.sampled_from([1, 7, 8, 9, 16, 24, 32]), st.integers(1, 45))
+LENGTHS = st.one_of(st.sampled_from([1, 7, 8, 9, 16, 24, 32, 48]), st.integers(1, 60))
 PIECES = st.lists(st.tuples(st.integers(0, 3), LENGTHS), min_size=1, max_size=3)
 MAX_TOKENS = st.sampled_from([1, 2, 3, 5, 9])
 
@@ -96,7 +96,7 @@ class PromptMachine(RuleBasedStateMachine):
         layers=st.sampled_from(["llama", "hybrid"]),
         prefix_caching=st.booleans(),
         pool=st.integers(0, 2),
-        num_places=st.integers(2, 3),
+        num_places=st.integers(2, 4),
         num_tokens=st.sampled_from([9, 16, 32]),
         queue=st.sampled_from(["fcfs", "priority"]),
         ends_early=st.booleans(),
