@@ -74,7 +74,7 @@ class Stream2LLMScheduler(StreamingPromptScheduler):
         planned = self.num_open > 0 or self.scheduling_policy.plans_plain_requests
         if not planned or self._plan_failed or self._pause_state == PauseState.PAUSED_ALL:
             self._plan_failed = False
-            with self._slots_of_parked(frozenset()):
+            with self._slots_of_parked(frozenset(request.request_id for request in self.kv_holding_waiting)):
                 output = super().schedule(throttle_prefills)
         else:
             output = self._schedule_planned(throttle_prefills)
@@ -245,7 +245,8 @@ class Stream2LLMScheduler(StreamingPromptScheduler):
     @contextmanager
     def _slots_of_parked(self, served: frozenset[str]) -> Iterator[None]:
         """vLLM counts `num_waiting_for_streaming_input` as taken request slots. Parked streams take one only in the
-        V2 model runner, and only while the worker keeps state of them; so do streams that wait outside the plan."""
+        V2 model runner, and only while the worker keeps state of them; so do streams that wait and are not served.
+        One that is served has its slot already: vLLM counts it when it runs."""
         if not self.parked and not (self.use_v2_model_runner and self._resident):
             yield
             return

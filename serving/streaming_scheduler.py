@@ -190,7 +190,7 @@ class StreamingPromptScheduler(Scheduler):
         # Something must be left to compute, or there would be no logits to sample from.
         keep = max(0, min(num_computed, lcp, len(new) - 1))
         self._truncate(request, keep)
-        num_invalidated = prompt.invalidated_from(keep, num_computed)
+        num_invalidated = prompt.invalidated_from(max(0, min(lcp, len(new) - 1)), num_computed)
         self._set_tokens(request, new, lcp)
         prompt.token_ids = new
         if final:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import sys
 import threading
@@ -167,7 +166,7 @@ class Stream2LLMEngine:
         try:
             import vllm  # noqa: F401
         except ModuleNotFoundError as error:
-            raise MissingExtraError("vLLM", "cpu] or stream2llm-sdk[gpu") from error
+            raise MissingExtraError("vLLM", "cpu", "gpu") from error
         from vllm.v1.engine.async_llm import AsyncLLM
 
         arguments = self._vllm_arguments()
@@ -180,7 +179,7 @@ class Stream2LLMEngine:
                 f"the engine's processes did not start: {error}. Set VLLM_LOGGING_LEVEL=INFO to see their logs"
             ) from error
         if abandoned.is_set():
-            llm.shutdown()
+            _end(llm)
             return None
         return llm
 
@@ -250,8 +249,7 @@ class Stream2LLMEngine:
     async def _shut_down(self) -> None:
         llm, self._llm = self._llm, None
         if llm is not None:
-            await asyncio.to_thread(llm.shutdown)
-            multiprocessing.active_children()  # collects the exit status of the processes that have ended
+            await asyncio.to_thread(_end, llm)
 
     async def __aenter__(self) -> Stream2LLMEngine:
         return await self.start()
@@ -462,6 +460,18 @@ def _print_to_stderr(line: str) -> None:
 def _only(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     names = kind.__dataclass_fields__  # type: ignore[attr-defined]
     return {name: value for name, value in values.items() if name in names}
+
+
+def _end(llm: AsyncLLM) -> None:
+    """Ends the engine's processes, and returns when they have ended."""
+    manager = llm.engine_core.resources.engine_manager
+    processes = list(getattr(manager, "processes", ()))
+    llm.shutdown()
+    for process in processes:
+        process.join(timeout=10)
+        if process.is_alive():
+            process.kill()
+            process.join()
 
 
 def _cpu_has_bfloat16() -> bool:

@@ -51,7 +51,9 @@ def demo(
     model: Annotated[
         str | None, typer.Option(help="Model folder or hub name. Left out, SmolLM2-135M-Instruct from a package.")
     ] = None,
-    pages: Annotated[int, typer.Option(help="Pages of the local documentation to crawl, 2 to 24.")] = DemoOptions().num_pages,
+    pages: Annotated[
+        int, typer.Option(help="Pages of the local documentation to crawl, 2 to 24.")
+    ] = DemoOptions().num_pages,
     page_tokens: Annotated[
         int | None, typer.Option(help="Most tokens of a page. Left out, what this machine prefills between two pages.")
     ] = None,

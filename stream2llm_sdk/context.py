@@ -122,6 +122,7 @@ class _FunctionRetriever:
     def __init__(self, function: Callable[[str], AsyncIterable[Any]], mode: ContextMode, source: str) -> None:
         self._function = function
         self.mode = mode
+        self.__name__ = source
         self._source = source
 
     def __repr__(self) -> str:

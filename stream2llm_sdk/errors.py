@@ -53,10 +53,11 @@ class ConfigurationError(Stream2LLMError, ValueError):
 
 
 class MissingExtraError(Stream2LLMError, ImportError):
-    """An optional part is not installed."""
+    """An optional part is not installed. Any one of `extras` brings it."""
 
-    def __init__(self, part: str, extra: str) -> None:
-        super().__init__(f"{part} is not installed. Install it with: pip install 'stream2llm-sdk[{extra}]'")
+    def __init__(self, part: str, *extras: str) -> None:
+        commands = " or ".join(f"pip install 'stream2llm-sdk[{extra}]'" for extra in extras)
+        super().__init__(f"{part} is not installed. Install it with: {commands}")
 
 
 class UnsupportedFeatureError(Stream2LLMError):

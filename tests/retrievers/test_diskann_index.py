@@ -185,13 +185,14 @@ build_index(map(str, range(60_000)), sys.argv[1], embedder=Embedder(), options=o
 
 
 def child_of(pid: int, deadline_s: float = 120) -> int:
-    """The process that `pid` started; waits until there is one."""
+    """The native build that `pid` started; waits until there is one. The tests' process may have other children."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
         children = [
             int(child)
             for task in Path(f"/proc/{pid}/task").iterdir()
             for child in (task / "children").read_text().split()
+            if b"diskann_native_build" in Path(f"/proc/{child}/cmdline").read_bytes()
         ]
         if children:
             return children[0]

@@ -373,7 +373,15 @@ async def test_changes_that_come_while_the_engine_is_busy_go_out_as_one(mode: Co
 
 async def test_changes_that_cancel_out_while_the_engine_is_busy_are_not_sent() -> None:
     turns = [asyncio.Event(), asyncio.Event()]
-    steps = [Replace([A]), turns[0], Replace([A, B]), turns[1], Replace([C]), Replace([A, B]), asyncio.Event()]
+    steps: list[Any] = [
+        Replace([A]),
+        turns[0],
+        Replace([A, B]),
+        turns[1],
+        Replace([C]),
+        Replace([A, B]),
+        asyncio.Event(),
+    ]
     engine = FakeEngine()
     seen: list[ContextEvent] = []
     async with rag_of(ScriptedRetriever(steps, "update"), engine).stream("Why?", observe=seen.append) as stream:
