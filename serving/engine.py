@@ -112,8 +112,8 @@ class Stream(Protocol):
         """Puts tokens behind the prompt."""
         ...
 
-    async def replace(self, token_ids: Sequence[int]) -> PromptUpdate:
-        """Gives the whole prompt anew; the KV of the common prefix is kept. Update mode only."""
+    async def replace(self, token_ids: Sequence[int], *, final: bool = False) -> PromptUpdate:
+        """Gives the whole prompt anew; the KV of the common prefix is kept. Update mode only. `final` finishes it."""
         ...
 
     async def finish(self, token_ids: Sequence[int] = ()) -> PromptUpdate:

@@ -135,8 +135,9 @@ class Stream2LLMStream:
         """
         return await self._update("append", token_ids, final=False)
 
-    async def replace(self, token_ids: Sequence[int]) -> PromptUpdate:
-        """Gives the whole prompt anew. What it has in common with the prompt before is not computed again.
+    async def replace(self, token_ids: Sequence[int], *, final: bool = False) -> PromptUpdate:
+        """Gives the whole prompt anew. What it has in common with the prompt before is not computed again. `final`
+        finishes the prompt with it.
 
         Raises:
             UnsupportedFeatureError: the stream was opened in append mode.
@@ -146,7 +147,7 @@ class Stream2LLMStream:
             raise UnsupportedFeatureError(
                 f"{self.request_id}: a stream in append mode cannot replace its prompt; open it with mode='update'"
             )
-        return await self._update("replace", token_ids, final=False)
+        return await self._update("replace", token_ids, final=final)
 
     async def finish(self, token_ids: Sequence[int] = ()) -> PromptUpdate:
         """Puts last tokens behind the prompt, if any, and lets sampling begin.

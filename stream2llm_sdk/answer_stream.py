@@ -234,8 +234,14 @@ class _Output:
         self.trail = await stream.trail()
 
 
+# A change waits this long for others, and for the end of the retrieval: the last page and the tail behind it should be
+# one step of the engine, not two. The end of the retrieval is never waited for: it cuts the wait short.
+_TOGETHER_S = 0.03
+
+
 class _Sender:
-    """Sends a prompt to the engine as it changes. What changes while the engine is busy goes out as one update."""
+    """Sends a prompt to the engine as it changes. What changes together, or while the engine is busy, goes out as one
+    update."""
 
     def __init__(self, stream: Stream, gathering: Gathering) -> None:
         self._stream = stream
@@ -255,6 +261,7 @@ class _Sender:
         try:
             while not gather.done():
                 await changed.wait()
+                await asyncio.wait({gather}, timeout=_TOGETHER_S)
                 changed.clear()
                 if not gather.done():
                     await self._send()
@@ -280,8 +287,7 @@ class _Sender:
         if ids[: len(self._sent)] == self._sent:
             await self._stream.finish([*ids[len(self._sent) :], *prompt.tail_ids])
         else:
-            await self._stream.replace(ids)
-            await self._stream.finish(prompt.tail_ids)
+            await self._stream.replace([*ids, *prompt.tail_ids], final=True)
 
 
 def _token_counts(trail: EventTrail, num_prompt: int, num_output: int) -> TokenCounts:

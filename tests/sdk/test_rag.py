@@ -39,6 +39,12 @@ A, B, C, D = (Chunk(f"text of {name}", source=f"http://{name}.example", title=na
 # One question
 
 
+@pytest.fixture(autouse=True)
+def every_change_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripted retrievers are quick: without this most of their updates would go to the engine together."""
+    monkeypatch.setattr("stream2llm_sdk.answer_stream._TOGETHER_S", 0.0)
+
+
 async def test_an_answer_has_text_sources_timings_and_trail() -> None:
     failure = SourceFailure("http://x.example", "timed out")
     rag = rag_of({"web": ScriptedRetriever([A, failure, 0.01, B])}, FakeEngine("It is blue."))
@@ -595,3 +601,14 @@ async def test_an_observer_sees_updates_and_failures_as_they_come() -> None:
     assert [event.item for event in seen] == [Append([A]), failure, SourceFailure("web", "ValueError: lost")]
     assert [event.num_context_tokens for event in seen] == [len(text_in_prompt(A))] * 3
     assert 0 <= seen[0].at_s <= seen[1].at_s <= seen[2].at_s
+
+
+async def test_the_last_chunk_and_the_tail_are_one_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stream2llm_sdk.answer_stream._TOGETHER_S", 30.0)  # and the end cuts it short
+    for retriever in (ScriptedRetriever([A, B]), ScriptedRetriever([Replace([C]), Replace([D, C])], "update")):
+        rag = rag_of(retriever)
+        answer = await rag.ask("Why?")
+        (request,) = engine_of(rag).requests
+        assert kinds_of(request)[0] == "open"
+        assert len(request.operations) == 2
+        assert answer.tokens.prompt == len(request.token_ids)

@@ -100,6 +100,12 @@ async def cancel_at_every_step(
     raise AssertionError("the question never ends")
 
 
+@pytest.fixture(autouse=True)
+def every_change_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripted retrievers are quick: without this most of their updates would go to the engine together."""
+    monkeypatch.setattr("stream2llm_sdk.answer_stream._TOGETHER_S", 0.0)
+
+
 @pytest.mark.parametrize("act", [ask, iterate, iterate_bare])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 async def test_a_question_may_be_cancelled_at_any_moment(
@@ -193,6 +199,8 @@ async def test_closing_again_does_not_cut_short_what_the_first_closing_does() ->
     async with nothing_left(engine, retriever):
         stream = await rag.stream("Why?", observe=lambda _: engine.pause()).__aenter__()
         await until(lambda: retriever.num_live == 1)
+        for _ in range(20):  # until the sender waits for the paused engine
+            await asyncio.sleep(0)
         closing = []
         for _ in range(3):  # the engine is busy with an update, and must be told of the end after it
             closing.append(asyncio.create_task(stream.aclose()))

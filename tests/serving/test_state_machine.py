@@ -41,6 +41,8 @@ SLIDING_WINDOW = 20
 NUM_BLOCKS = {"llama": (13, 15, 24), "hybrid": (28, 31, 48)}
 EOS_PERIOD = 6
 
+Pieces = list[tuple[int, int]]
+
 SOAK_EXAMPLES = int(os.environ.get("STREAM2LLM_SOAK_EXAMPLES", "0"))
 EXAMPLES = SOAK_EXAMPLES or 14
 MIN_REQUESTS = 260  # in each of the eight configurations
@@ -48,7 +50,9 @@ MIN_REQUESTS = 260  # in each of the eight configurations
 # A piece of a prompt: the beginning of one of a few documents, so that prompts share prefixes and blocks' edges are met.
 LENGTHS = st.one_of(st.sampled_from([1, 7, 8, 9, 16, 24, 32, 48]), st.integers(1, 60))
 PIECES = st.lists(st.tuples(st.integers(0, 3), LENGTHS), min_size=1, max_size=3)
+PROMPTS = st.lists(PIECES, min_size=1, max_size=3)
 MAX_TOKENS = st.sampled_from([1, 2, 3, 5, 9])
+FINAL = st.sampled_from([False, False, False, True])
 
 
 @lru_cache
@@ -56,7 +60,7 @@ def document(number: int) -> list[int]:
     return tokens(random.Random(number), MAX_MODEL_LEN)
 
 
-def text(pieces: Sequence[tuple[int, int]], limit: int = MAX_MODEL_LEN - 1) -> list[int]:
+def text(pieces: Pieces, limit: int = MAX_MODEL_LEN - 1) -> list[int]:
     return [token for number, length in pieces for token in document(number)[:length]][:limit]
 
 
@@ -137,19 +141,20 @@ class PromptMachine(RuleBasedStateMachine):
 
     # ---- requests -----------------------------------------------------------------------------------------------
 
-    @rule(pieces=PIECES, update=st.booleans(), max_tokens=MAX_TOKENS, priority=st.integers(0, 1))
-    def open_stream(self, pieces: list[tuple[int, int]], update: bool, max_tokens: int, priority: int) -> None:
+    @rule(prompts=PROMPTS, update=st.booleans(), max_tokens=MAX_TOKENS, priority=st.integers(0, 1))
+    def open_streams(self, prompts: list[Pieces], update: bool, max_tokens: int, priority: int) -> None:
         self.prompts.priority = priority
-        self.prompts.open_stream(self.new_id(), text(pieces), max_tokens=max_tokens, is_prompt_update=update)
+        for pieces in prompts:
+            self.prompts.open_stream(self.new_id(), text(pieces), max_tokens=max_tokens, is_prompt_update=update)
 
-    @rule(prompts=st.lists(PIECES, min_size=1, max_size=4), max_tokens=MAX_TOKENS, priority=st.integers(0, 1))
-    def add_plain(self, prompts: list[list[tuple[int, int]]], max_tokens: int, priority: int) -> None:
+    @rule(prompts=PROMPTS, max_tokens=MAX_TOKENS, priority=st.integers(0, 1))
+    def add_plain(self, prompts: list[Pieces], max_tokens: int, priority: int) -> None:
         self.prompts.priority = priority
         for pieces in prompts:
             self.prompts.add_plain(self.new_id(), text(pieces), max_tokens=max_tokens)
 
     @rule(pieces=PIECES, max_tokens=MAX_TOKENS)
-    def add_complete(self, pieces: list[tuple[int, int]], max_tokens: int) -> None:
+    def add_complete(self, pieces: Pieces, max_tokens: int) -> None:
         """A request of the SDK whose prompt is whole from the start, as `generate` sends it."""
         flags = {**FLAGS, "is_streaming_prompt": False, "is_streaming_prompt_finished": True}
         self.prompts.priority = 0
@@ -158,8 +163,8 @@ class PromptMachine(RuleBasedStateMachine):
     # ---- updates ------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.prompts.open)
-    @rule(which=st.integers(0, 7), pieces=st.one_of(st.just([]), PIECES), final=st.booleans())
-    def append(self, which: int, pieces: list[tuple[int, int]], final: bool) -> None:
+    @rule(which=st.integers(0, 7), pieces=st.one_of(st.just([]), PIECES), final=FINAL)
+    def append(self, which: int, pieces: Pieces, final: bool) -> None:
         request_id = self.one_open(which)
         now = self.prompts.now[request_id]
         piece = text(pieces, MAX_MODEL_LEN - 1 - len(now))
@@ -171,9 +176,9 @@ class PromptMachine(RuleBasedStateMachine):
         kind=st.sampled_from(["other", "edge", "inside", "shorter", "same", "empty"]),
         at=st.integers(0, MAX_MODEL_LEN),
         pieces=PIECES,
-        final=st.booleans(),
+        final=FINAL,
     )
-    def replace(self, which: int, kind: str, at: int, pieces: list[tuple[int, int]], final: bool) -> None:
+    def replace(self, which: int, kind: str, at: int, pieces: Pieces, final: bool) -> None:
         request_id = self.one_open(which)
         now = self.prompts.now[request_id]
         inside = at % (len(now) + 1)
