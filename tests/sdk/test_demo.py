@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,7 @@ def test_the_demo_runs_and_measures(tmp_path: Path) -> None:
         text=True,
         timeout=500,
         cwd=tmp_path,
+        env={**os.environ, "COLUMNS": "240"},
     )
     assert result.returncode == 0, result.stderr[-2000:]
     report = json.loads(written.read_text())
