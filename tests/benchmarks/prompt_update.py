@@ -8,6 +8,7 @@ under 0.1 ms. The real engine core runs without a model.
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 import sys
@@ -22,6 +23,7 @@ from harness import main
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "serving"))
 
 NUM_TOKENS = 9_000
+MAX_MODEL_LEN = 16_384
 RUNS = 40
 
 
@@ -52,12 +54,14 @@ def replace_ms() -> list[float]:
 
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_models.make_llama_config(Path(folder) / "model")
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": MAX_MODEL_LEN}))
         with CoreDriver(
             model,
             scheduler_cls="stream2llm_sdk.serving.scheduler.Stream2LLMScheduler",
             num_gpu_blocks=2_000,
             max_num_batched_tokens=8_192,
-            max_model_len=16_384,
+            max_model_len=MAX_MODEL_LEN,
             scheduler_reserve_full_isl=False,
         ) as driver:
             return [one_replace_ms(driver, f"r{run}", tokens) for run in range(RUNS)]
