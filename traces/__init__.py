@@ -1,0 +1,1 @@
+"""Traces of retrieval: formats, replay and statistics."""
