@@ -51,7 +51,20 @@ def make_sampling_params(sampling: Mapping[str, Any] | SamplingParams | None, *,
     else:
         raise ConfigurationError(f"sampling must be a mapping or SamplingParams, not {type(sampling).__name__}")
     params.output_kind = RequestOutputKind.DELTA
+    _check_types(params)
     return params
+
+
+def _check_types(params: SamplingParams) -> None:
+    """vLLM sends the parameters to its core as they are; a field of another type would end the core's input thread,
+    and with it every request."""
+    from vllm import SamplingParams
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    try:
+        MsgpackDecoder(SamplingParams).decode(MsgpackEncoder().encode(params))
+    except Exception as error:
+        raise ConfigurationError(f"sampling parameters: {error}") from error
 
 
 def _check(fields: Mapping[str, Any], *, on_cpu: bool) -> None:

@@ -71,8 +71,7 @@ class Stream2LLMScheduler(StreamingPromptScheduler):
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         if self.num_open:
             self._park_idle_streams()
-        planned = self.num_open > 0 or self.scheduling_policy.plans_plain_requests
-        if not planned or self._plan_failed or self._pause_state == PauseState.PAUSED_ALL:
+        if not self._needs_plan() or self._plan_failed or self._pause_state == PauseState.PAUSED_ALL:
             self._plan_failed = False
             with self._slots_of_parked(frozenset(request.request_id for request in self.kv_holding_waiting)):
                 output = super().schedule(throttle_prefills)
@@ -80,6 +79,13 @@ class Stream2LLMScheduler(StreamingPromptScheduler):
             output = self._schedule_planned(throttle_prefills)
         self._record_step(output)
         return output
+
+    def _needs_plan(self) -> bool:
+        """Whether vLLM's own step could go wrong: streams are open, or finished ones still wait with their KV. vLLM
+        takes KV from running requests only, and never gets on when all of it is held by requests that wait."""
+        if self.num_open or self.scheduling_policy.plans_plain_requests:
+            return True
+        return any(request.request_id in self.prompts for request in self.kv_holding_waiting)
 
     def _schedule_planned(self, throttle_prefills: bool) -> SchedulerOutput:
         plan = self.planner.plan(self._candidates(), self._limits_of_step())

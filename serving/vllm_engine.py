@@ -30,6 +30,7 @@ from stream2llm_sdk.serving.policies import make_policy
 from stream2llm_sdk.serving.sampling import make_sampling_params
 from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY
 from stream2llm_sdk.serving.vllm_stream import Stream2LLMStream, checked_token_ids
+from stream2llm_sdk.tasks import uncancelled
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -115,6 +116,7 @@ class Stream2LLMEngine:
         self._start_lock = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
         self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "running" if self._llm is not None else "not started"
@@ -141,6 +143,7 @@ class Stream2LLMEngine:
         require_main_guard("Stream2LLMEngine")
         started_s = time.monotonic()
         self._report(f"starting the engine with {self.model} (policy {self.policy}); this takes a while")
+        self._loop = asyncio.get_running_loop()
         abandoned = threading.Event()
         building = asyncio.ensure_future(asyncio.to_thread(self._build, abandoned))
         try:
@@ -238,12 +241,13 @@ class Stream2LLMEngine:
         """Aborts every request and ends the engine's processes. Idempotent."""
         self._closed = True
         async with self._start_lock:
-            for stream in list(self._streams.values()):
-                await stream.abort()
-            if self._watcher is not None:
-                self._watcher.cancel()
-                await asyncio.wait({self._watcher})
-                self._watcher = None
+            if asyncio.get_running_loop() is self._loop:
+                for stream in list(self._streams.values()):
+                    await stream.abort()
+                if self._watcher is not None:
+                    self._watcher.cancel()
+                    await asyncio.wait({self._watcher})
+            self._watcher = None
             await self._shut_down()
 
     async def _shut_down(self) -> None:
@@ -255,7 +259,7 @@ class Stream2LLMEngine:
         return await self.start()
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await asyncio.shield(self.aclose())
+        await uncancelled(self.aclose())
 
     # ---- requests -----------------------------------------------------------------------------------------------
 
@@ -306,9 +310,7 @@ class Stream2LLMEngine:
             context_mode = ContextMode(mode)
         except ValueError:
             raise ConfigurationError(f"mode={mode!r}: choose 'append' or 'update'") from None
-        request_id = request_id or f"stream-{uuid.uuid4().hex[:12]}"
-        if not isinstance(request_id, str) or request_id in self._streams:
-            raise ConfigurationError(f"request_id={request_id!r} is not a new string: a live request has it")
+        request_id = self._new_request_id(request_id)
         params = make_sampling_params(sampling, on_cpu=self._on_cpu)
         tokens = checked_token_ids(token_ids, int(llm.model_config.get_vocab_size()))
         stream = Stream2LLMStream(
@@ -324,9 +326,18 @@ class Stream2LLMEngine:
         try:
             await stream.begin(tokens)
         except BaseException:
-            await asyncio.shield(stream.abort())
+            await stream.abort()
             raise
         return stream
+
+    def _new_request_id(self, request_id: str | None) -> str:
+        if request_id is None:
+            return f"stream-{uuid.uuid4().hex[:12]}"
+        if not isinstance(request_id, str) or not request_id or not request_id.isprintable():
+            raise ConfigurationError(f"request_id={request_id!r}: give a string of printable characters")
+        if request_id in self._streams:
+            raise ConfigurationError(f"request_id={request_id!r} is that of a live request; give another")
+        return request_id
 
     async def generate(
         self, token_ids: Sequence[int], sampling: Mapping[str, Any] | SamplingParams | None = None
@@ -359,7 +370,7 @@ class Stream2LLMEngine:
             )
         except BaseException as error:
             if not llm.errored:
-                await asyncio.shield(llm.abort(request_id))
+                await uncancelled(llm.abort(request_id))
             if isinstance(error, ValueError):
                 raise PromptError(f"{request_id}: vLLM refuses the request: {error}") from error
             if isinstance(error, Exception):
@@ -438,6 +449,11 @@ class Stream2LLMEngine:
             raise EngineError("the engine was closed; make a new one")
         if self._llm is None:
             raise EngineError("the engine has not been started: call start(), or use it in `async with`")
+        if asyncio.get_running_loop() is not self._loop:
+            raise EngineError(
+                "the engine was started in another event loop, which it belongs to. Do all of it in one asyncio.run(), "
+                "or make an engine for each loop"
+            )
         self.check_alive()
         return self._llm
 

@@ -16,6 +16,7 @@ from stream2llm_sdk.errors import (
     PromptError,
     PromptTooLongError,
     StreamAbortedError,
+    StreamError,
     StreamFinishedError,
     UnknownRequestError,
     UnsupportedFeatureError,
@@ -23,6 +24,7 @@ from stream2llm_sdk.errors import (
 from stream2llm_sdk.serving.engine import PromptUpdate, StreamOutput, StreamProgress
 from stream2llm_sdk.serving.lcp import TokenArray, longest_common_prefix
 from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY
+from stream2llm_sdk.tasks import ended
 from stream2llm_sdk.trail import EventTrail
 
 if TYPE_CHECKING:
@@ -90,6 +92,8 @@ class Stream2LLMStream:
         self._started = asyncio.Event()
         self._lock = asyncio.Lock()
         self._operation: asyncio.Task[Any] | None = None
+        self._aborting: asyncio.Task[None] | None = None
+        self._being_read = False
         self._trail: EventTrail | None = None
 
     def __repr__(self) -> str:
@@ -241,22 +245,30 @@ class Stream2LLMStream:
         return await asyncio.shield(task)
 
     async def abort(self) -> None:
-        """Ends the request wherever it stands, and returns when the engine was told. Idempotent."""
-        if self.has_ended:
-            return
-        self._aborted = True
-        self._started.set()
-        if self._operation is not None and not self._operation.done():
-            await asyncio.wait({self._operation})
-        if self._collector is not None:
-            await self._engine.cancel(self._collector.request_id)
-        self._engine.forget(self)
+        """Ends the request wherever it stands, and returns when the engine was told. Idempotent; once begun it is
+        carried out, whoever is cancelled while waiting for it."""
+        if self._aborting is None:
+            if self.has_ended:
+                return
+            self._aborted = True
+            self._started.set()
+            self._aborting = asyncio.create_task(self._abort(), name=f"stream2llm-abort-{self.request_id}")
+        await ended(self._aborting)
+
+    async def _abort(self) -> None:
+        try:
+            if self._operation is not None and not self._operation.done():
+                await asyncio.wait({self._operation})
+            if self._collector is not None:
+                await self._engine.cancel(self._collector.request_id)
+        finally:
+            self._engine.forget(self)
 
     async def __aenter__(self) -> Stream2LLMStream:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await asyncio.shield(self.abort())
+        await self.abort()
 
     def fail(self) -> None:
         """Called when the engine died: whoever waits for the first output gets the error."""
@@ -265,11 +277,22 @@ class Stream2LLMStream:
     # ---- outputs ------------------------------------------------------------------------------------------------
 
     async def __aiter__(self) -> AsyncIterator[StreamOutput]:
-        """The outputs as they come; ends after the one with a finish reason.
+        """The outputs as they come; ends after the one with a finish reason. One reader at a time.
 
         Raises:
             EngineDeadError: the engine ended before the request did.
+            StreamError: somebody else reads the outputs already.
         """
+        if self._being_read:
+            raise StreamError(f"{self.request_id}: the outputs are being read already; one reader gets all of them")
+        self._being_read = True
+        try:
+            async for output in self._outputs():
+                yield output
+        finally:
+            self._being_read = False
+
+    async def _outputs(self) -> AsyncIterator[StreamOutput]:
         await self._started.wait()
         while not self.has_ended:
             output = await self._next_output()
