@@ -78,5 +78,5 @@ def _check(fields: Mapping[str, Any], *, on_cpu: bool) -> None:
             "chunked prefill. Leave the seed out, or use temperature=0"
         )
     max_tokens = fields["max_tokens"]
-    if not isinstance(max_tokens, int) or max_tokens < 1:
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
         raise ConfigurationError(f"max_tokens={max_tokens!r}: give a number of tokens, at least 1")

@@ -287,22 +287,18 @@ class Stream2LLMStream:
             raise StreamError(f"{self.request_id}: the outputs are being read already; one reader gets all of them")
         self._being_read = True
         try:
-            async for output in self._outputs():
+            await self._started.wait()
+            while not self.has_ended:
+                output = await self._next_output()
+                if output.finish_reason is not None:
+                    self._ended = True
+                    self._engine.forget(self)
                 yield output
+            if self._aborted and not self._ended:
+                self._ended = True
+                yield StreamOutput((), finish_reason="abort")
         finally:
             self._being_read = False
-
-    async def _outputs(self) -> AsyncIterator[StreamOutput]:
-        await self._started.wait()
-        while not self.has_ended:
-            output = await self._next_output()
-            if output.finish_reason is not None:
-                self._ended = True
-                self._engine.forget(self)
-            yield output
-        if self._aborted and not self._ended:
-            self._ended = True
-            yield StreamOutput((), finish_reason="abort")
 
     async def _next_output(self) -> StreamOutput:
         if self._collector is None:

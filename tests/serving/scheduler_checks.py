@@ -7,6 +7,7 @@ from typing import Any
 
 from prompt_scripts import Prompts
 
+from stream2llm_sdk.serving.planner import Limits, Plan
 from stream2llm_sdk.trail import EventTrail, EventType
 
 __all__ = ["SchedulerChecks", "check_trail", "snapshot"]
@@ -26,6 +27,7 @@ class SchedulerChecks:
     Attributes:
         num_answered: requests whose whole output was checked.
         num_preemptions: KV taken away from streams of which the trail was checked.
+        num_plans: steps that were planned.
     """
 
     def __init__(self, prompts: Prompts) -> None:
@@ -34,10 +36,12 @@ class SchedulerChecks:
         self.scheduler = self.driver.scheduler
         self.num_answered = 0
         self.num_preemptions = 0
+        self.num_plans = 0
         self._num_free_blocks = self.driver.num_free_blocks()
         self._answered: set[str] = set()
         # A live view: the executor records whatever is sampled for a prompt that is open at that moment.
         self.driver.executor.held_requests = prompts.open
+        self._watch_plans()
 
     def between_steps(self) -> None:
         """The invariants of every moment."""
@@ -71,6 +75,37 @@ class SchedulerChecks:
         assert self.driver.num_free_blocks() == self._num_free_blocks
         assert not self.driver.executor.runner.requests
         self._check_trails()
+
+    def _watch_plans(self) -> None:
+        """Compares what each step schedules with its plan."""
+        scheduler, plans = self.scheduler, list[Plan]()
+        make_plan, schedule = scheduler.planner.plan, scheduler.schedule
+
+        def planning(candidates: Any, limits: Limits) -> Plan:
+            plans.append(make_plan(candidates, limits))
+            assert sum(plans[-1].num_tokens.values()) <= limits.num_tokens
+            return plans[-1]
+
+        def scheduling(*args: Any) -> Any:
+            plans.clear()
+            output = schedule(*args)
+            for plan in plans:
+                self.num_plans += 1
+                self._check_plan(plan, output)
+            return output
+
+        scheduler.planner.plan, scheduler.schedule = planning, scheduling
+
+    def _check_plan(self, plan: Plan, output: Any) -> None:
+        victims = {request.request_id for request in plan.victims}
+        assert victims.isdisjoint(plan.num_tokens), "a plan takes the KV of what it serves"
+        scheduled = output.num_scheduled_tokens
+        if self.scheduler.kv_cache_manager.enable_caching:
+            # What a request finds in the prefix cache changes while others before it are admitted.
+            assert set(scheduled) <= set(plan.num_tokens)
+        else:
+            assert scheduled == plan.num_tokens
+            assert output.preempted_req_ids >= victims
 
     def _check_places(self) -> None:
         """Each request is in exactly one place, and the counts agree."""

@@ -23,6 +23,7 @@ from stream2llm_sdk.errors import (
     PromptError,
     PromptTooLongError,
     StreamAbortedError,
+    StreamError,
     StreamFinishedError,
     UnsupportedFeatureError,
 )
@@ -227,6 +228,9 @@ async def test_the_trail_tells_the_request_from_begin_to_end(engine: Stream2LLME
         ([3], {"temperature": -1}, ConfigurationError, "temperature"),
         ([3], {"nonsense": 1}, ConfigurationError, "nonsense"),
         ([3], 5, ConfigurationError, "int"),
+        ([3], {"ignore_eos": 1}, ConfigurationError, "bool"),
+        ([3], {"max_tokens": True}, ConfigurationError, "max_tokens=True"),
+        ([3], {"min_tokens": 1.5, "max_tokens": 4}, ConfigurationError, "min_tokens|int"),
     ],
 )
 async def test_bad_requests_are_refused(
@@ -261,6 +265,42 @@ async def test_abort_ends_the_stream_everywhere(engine: Stream2LLMEngine) -> Non
     with pytest.raises(StreamAbortedError):
         await stream.append([3])
     assert (await stream.trail())[-1].type is EventType.ABORTED
+
+
+async def test_an_abort_that_is_cancelled_is_carried_out(engine: Stream2LLMEngine) -> None:
+    stream = await engine.open(tokens(random.Random(21), 50), GREEDY)
+    appending = asyncio.create_task(stream.append([3, 4, 5]))
+    await asyncio.sleep(0)
+    aborting = asyncio.create_task(stream.abort())
+    await asyncio.sleep(0)
+    aborting.cancel()
+    await asyncio.gather(appending, aborting, return_exceptions=True)
+    assert engine.num_open_streams == 0
+    assert await engine.reset_prefix_cache()
+
+
+async def test_a_second_reader_is_told(engine: Stream2LLMEngine) -> None:
+    async with await engine.open(tokens(random.Random(22), 50), GREEDY) as stream:
+        first = asyncio.create_task(read(stream))
+        await asyncio.sleep(0)
+        with pytest.raises(StreamError, match="being read"):
+            await read(stream)
+        await stream.finish()
+        assert len((await first)[0]) == 8
+
+
+@pytest.mark.parametrize("request_id", ["", "\ud800", "a\nb", 7])
+async def test_a_bad_request_id_is_refused(engine: Stream2LLMEngine, request_id: Any) -> None:
+    with pytest.raises(ConfigurationError, match="request_id"):
+        await engine.open([3], GREEDY, request_id=request_id)
+
+
+async def test_another_event_loop_is_told(engine: Stream2LLMEngine) -> None:
+    def ask() -> None:
+        asyncio.run(engine.open([3], GREEDY))
+
+    with pytest.raises(EngineError, match="event loop"):
+        await asyncio.to_thread(ask)
 
 
 async def test_cancelled_updates_do_not_tear_the_prompt(engine: Stream2LLMEngine) -> None:

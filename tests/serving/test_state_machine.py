@@ -40,6 +40,8 @@ SLIDING_WINDOW = 20
 # One request of full length fits; two do not. With two KV cache groups each request takes blocks of both.
 NUM_BLOCKS = {"llama": (13, 15, 24), "hybrid": (28, 31, 48)}
 EOS_PERIOD = 6
+MAX_STEPS = 2_000
+MAX_IDLE_STEPS = 4  # results and endings are taken notice of in steps that compute nothing
 
 Pieces = list[tuple[int, int]]
 
@@ -104,6 +106,7 @@ class PromptMachine(RuleBasedStateMachine):
         num_tokens=st.sampled_from([9, 16, 32]),
         queue=st.sampled_from(["fcfs", "priority"]),
         ends_early=st.booleans(),
+        stays_open=st.booleans(),
     )
     def start(
         self,
@@ -114,6 +117,7 @@ class PromptMachine(RuleBasedStateMachine):
         num_tokens: int,
         queue: str,
         ends_early: bool,
+        stays_open: bool,
     ) -> None:
         self.driver = CoreDriver(
             self.models[layers],
@@ -136,7 +140,10 @@ class PromptMachine(RuleBasedStateMachine):
         self.prompts = MixedPrompts(self.driver)
         self.prompts.ignore_eos = not ends_early
         self.checks = SchedulerChecks(self.prompts)
+        # Whether the last open stream is never finished, so that all steps are steps with a stream open.
+        self.stays_open = stays_open
         self.num_places = num_places
+        self.was_crowded = False
         self.aborted_outputs: dict[str, list[int]] = {}
 
     # ---- requests -----------------------------------------------------------------------------------------------
@@ -168,7 +175,7 @@ class PromptMachine(RuleBasedStateMachine):
         request_id = self.one_open(which)
         now = self.prompts.now[request_id]
         piece = text(pieces, MAX_MODEL_LEN - 1 - len(now))
-        self.prompts.append(request_id, piece, final=final and bool(now or piece))
+        self.prompts.append(request_id, piece, final=final and self.may_finish and bool(now or piece))
 
     @precondition(lambda self: self.prompts.open)
     @rule(
@@ -190,9 +197,9 @@ class PromptMachine(RuleBasedStateMachine):
             "same": now,
             "empty": [],
         }[kind][: MAX_MODEL_LEN - 1]
-        self.prompts.replace(request_id, new, final=final and bool(new))
+        self.prompts.replace(request_id, new, final=final and self.may_finish and bool(new))
 
-    @precondition(lambda self: any(map(self.prompts.now.get, self.prompts.open)))
+    @precondition(lambda self: self.may_finish and any(map(self.prompts.now.get, self.prompts.open)))
     @rule(which=st.integers(0, 7))
     def finish(self, which: int) -> None:
         ready = [request_id for request_id in self.prompts.open if self.prompts.now[request_id]]
@@ -242,8 +249,15 @@ class PromptMachine(RuleBasedStateMachine):
 
     @rule()
     def run_until_idle(self) -> None:
-        self.driver.run_until_idle(2_000, after_step=self.checks.between_steps)
-        if not self.driver.scheduler.pause_state:
+        num_idle = 0
+        for _ in range(MAX_STEPS):
+            if not self.driver.has_work():
+                break
+            num_idle = 0 if self.driver.step() else num_idle + 1
+            assert num_idle <= MAX_IDLE_STEPS, "steps are taken, but nothing is computed"
+            self.checks.between_steps()
+        assert not self.driver.has_work(), f"still busy after {MAX_STEPS} steps"
+        if self.driver.scheduler.pause_state is PauseState.UNPAUSED:
             self.checks.idle()
 
     @rule(state=st.sampled_from(list(PauseState)))
@@ -261,6 +275,7 @@ class PromptMachine(RuleBasedStateMachine):
     def holds(self) -> None:
         if self.driver is not None:
             self.checks.between_steps()
+            self.was_crowded |= len(self.driver.scheduler.parked) > self.num_places
 
     def teardown(self) -> None:
         if self.driver is None:
@@ -279,6 +294,8 @@ class PromptMachine(RuleBasedStateMachine):
         self.totals["requests"] += len(self.prompts.now)
         self.totals["answers"] += self.checks.num_answered
         self.totals["preemptions"] += self.checks.num_preemptions
+        self.totals["plans"] += self.checks.num_plans
+        self.totals["more streams than places"] += self.was_crowded
 
     # ---- what the machine knows ---------------------------------------------------------------------------------
 
@@ -286,6 +303,10 @@ class PromptMachine(RuleBasedStateMachine):
     def live(self) -> list[str]:
         ended = self.prompts.aborted | self.driver.finish_reasons.keys()
         return [request_id for request_id in self.prompts.now if request_id not in ended]
+
+    @property
+    def may_finish(self) -> bool:
+        return len(self.prompts.open) > self.stays_open
 
     def one_open(self, which: int) -> str:
         return self.prompts.open[which % len(self.prompts.open)]
