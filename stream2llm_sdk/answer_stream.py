@@ -16,7 +16,7 @@ from stream2llm_sdk.tasks import cancel_and_wait, ended
 from stream2llm_sdk.trail import EventTrail, EventType
 
 if TYPE_CHECKING:
-    from stream2llm_sdk.serving.engine import Engine, Stream, StreamProgress
+    from stream2llm_sdk.serving.engine import Engine, Stream, StreamOutput, StreamProgress
 
 __all__ = ["AnswerStream"]
 
@@ -222,16 +222,25 @@ class _Output:
         return time.monotonic() - self._started_s
 
     async def read(self, stream: Stream) -> None:
-        async for output in stream:
-            if self.first_token_s is None and output.token_ids:
-                self.first_token_s = self.now_s()
-            self.text += output.text
-            self.token_ids += output.token_ids
-            self.finish_reason = output.finish_reason or self.finish_reason
-            if output.text or output.token_ids:
-                self._pieces.put_nowait(AnswerPiece(output.text, output.token_ids))
+        outputs = aiter(stream)
+        try:
+            async for output in outputs:
+                self._take(output)
+        finally:
+            # A generator that is left to the garbage collector is closed some time later, by a task of nobody.
+            if (close := getattr(outputs, "aclose", None)) is not None:
+                await close()
         self.ended_s = self.now_s()
         self.trail = await stream.trail()
+
+    def _take(self, output: StreamOutput) -> None:
+        if self.first_token_s is None and output.token_ids:
+            self.first_token_s = self.now_s()
+        self.text += output.text
+        self.token_ids += output.token_ids
+        self.finish_reason = output.finish_reason or self.finish_reason
+        if output.text or output.token_ids:
+            self._pieces.put_nowait(AnswerPiece(output.text, output.token_ids))
 
 
 # A change waits this long for others, and for the end of the retrieval: the last page and the tail behind it should be

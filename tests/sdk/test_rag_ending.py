@@ -85,7 +85,9 @@ async def cancel_at_every_step(
     """Cancels `act` after 0, 1, 2, … iterations of the loop until it ends by itself. Returns how many there were."""
     for num_steps in range(1000):
         rag, retrievers = scenario()
-        async with nothing_left(engine_of(rag), *retrievers, within=20 if act is iterate_bare else 0):
+        async with nothing_left(
+            engine_of(rag), *retrievers, within=0 if act is ask else 20
+        ):  # an iterator left is asyncio's care
             task = asyncio.ensure_future(act(rag))
             was_cancelled = await steps_of(task, num_steps)
             task.cancel()

@@ -54,6 +54,7 @@ LENGTHS = st.one_of(st.sampled_from([1, 7, 8, 9, 16, 24, 32, 48]), st.integers(1
 PIECES = st.lists(st.tuples(st.integers(0, 3), LENGTHS), min_size=1, max_size=3)
 PROMPTS = st.lists(PIECES, min_size=1, max_size=3)
 MAX_TOKENS = st.sampled_from([1, 2, 3, 5, 9])
+STEPS = st.integers(0, 3)
 FINAL = st.sampled_from([False, False, False, True])
 
 
@@ -148,11 +149,12 @@ class PromptMachine(RuleBasedStateMachine):
 
     # ---- requests -----------------------------------------------------------------------------------------------
 
-    @rule(prompts=PROMPTS, update=st.booleans(), max_tokens=MAX_TOKENS, priority=st.integers(0, 1))
-    def open_streams(self, prompts: list[Pieces], update: bool, max_tokens: int, priority: int) -> None:
+    @rule(prompts=PROMPTS, update=st.booleans(), max_tokens=MAX_TOKENS, priority=st.integers(0, 1), steps=STEPS)
+    def open_streams(self, prompts: list[Pieces], update: bool, max_tokens: int, priority: int, steps: int) -> None:
         self.prompts.priority = priority
         for pieces in prompts:
             self.prompts.open_stream(self.new_id(), text(pieces), max_tokens=max_tokens, is_prompt_update=update)
+        self.take_steps(steps)
 
     @rule(prompts=PROMPTS, max_tokens=MAX_TOKENS, priority=st.integers(0, 1))
     def add_plain(self, prompts: list[Pieces], max_tokens: int, priority: int) -> None:
@@ -170,12 +172,13 @@ class PromptMachine(RuleBasedStateMachine):
     # ---- updates ------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.prompts.open)
-    @rule(which=st.integers(0, 7), pieces=st.one_of(st.just([]), PIECES), final=FINAL)
-    def append(self, which: int, pieces: Pieces, final: bool) -> None:
+    @rule(which=st.integers(0, 7), pieces=st.one_of(st.just([]), PIECES), final=FINAL, steps=STEPS)
+    def append(self, which: int, pieces: Pieces, final: bool, steps: int) -> None:
         request_id = self.one_open(which)
         now = self.prompts.now[request_id]
         piece = text(pieces, MAX_MODEL_LEN - 1 - len(now))
         self.prompts.append(request_id, piece, final=final and self.may_finish and bool(now or piece))
+        self.take_steps(steps)
 
     @precondition(lambda self: self.prompts.open)
     @rule(
@@ -184,8 +187,9 @@ class PromptMachine(RuleBasedStateMachine):
         at=st.integers(0, MAX_MODEL_LEN),
         pieces=PIECES,
         final=FINAL,
+        steps=STEPS,
     )
-    def replace(self, which: int, kind: str, at: int, pieces: Pieces, final: bool) -> None:
+    def replace(self, which: int, kind: str, at: int, pieces: Pieces, final: bool, steps: int) -> None:
         request_id = self.one_open(which)
         now = self.prompts.now[request_id]
         inside = at % (len(now) + 1)
@@ -198,6 +202,7 @@ class PromptMachine(RuleBasedStateMachine):
             "empty": [],
         }[kind][: MAX_MODEL_LEN - 1]
         self.prompts.replace(request_id, new, final=final and self.may_finish and bool(new))
+        self.take_steps(steps)
 
     @precondition(lambda self: self.may_finish and any(map(self.prompts.now.get, self.prompts.open)))
     @rule(which=st.integers(0, 7))
@@ -243,6 +248,9 @@ class PromptMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4))
     def step(self, count: int) -> None:
+        self.take_steps(count)
+
+    def take_steps(self, count: int) -> None:
         for _ in range(count):
             self.driver.step()
             self.checks.between_steps()
