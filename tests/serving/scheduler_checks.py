@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -169,7 +170,7 @@ def check_trail(request_id: str, records: Sequence[Any], end: EventType) -> dict
     assert trail[0].type is EventType.QUEUED, trail
     assert trail[-1].type is end, trail
     recorded = [EventType(record[0]) for record in records if EventType(record[0]).is_state]
-    for state, following in zip(recorded, recorded[1:], strict=False):
+    for state, following in itertools.pairwise(recorded):
         assert following in _NEXT_STATES[state] | _ENDS, trail
     times = [event.monotonic_s for event in trail]
     assert times == sorted(times)

@@ -30,9 +30,9 @@ from hypothesis.stateful import (
 )
 from prompt_scripts import FLAGS, SCHEDULER, Prompts, tokens
 from scheduler_checks import SchedulerChecks, snapshot
+from vllm.v1.core.sched.interface import PauseState
 
 from stream2llm_sdk.testing.core_driver import CoreDriver
-from vllm.v1.core.sched.interface import PauseState
 
 BLOCK_SIZE = 8
 MAX_MODEL_LEN = 96
@@ -46,10 +46,10 @@ MAX_IDLE_STEPS = 4  # results and endings are taken notice of in steps that comp
 Pieces = list[tuple[int, int]]
 
 SOAK_EXAMPLES = int(os.environ.get("STREAM2LLM_SOAK_EXAMPLES", "0"))
-EXAMPLES = SOAK_EXAMPLES or 14
+EXAMPLES = SOAK_EXAMPLES or 28
 MIN_REQUESTS = 260  # in each of the eight configurations
 
-# A piece of a prompt: the beginning of one of a few documents, so that prompts share prefixes and blocks' edges are met.
+# A piece of a prompt: the beginning of one of a few documents, so that prompts share prefixes and meet blocks' edges.
 LENGTHS = st.one_of(st.sampled_from([1, 7, 8, 9, 16, 24, 32, 48]), st.integers(1, 60))
 PIECES = st.lists(st.tuples(st.integers(0, 3), LENGTHS), min_size=1, max_size=3)
 PROMPTS = st.lists(PIECES, min_size=1, max_size=3)
