@@ -80,7 +80,8 @@ class KVBlocks:
             num_tokens_main_model=main_tokens,
             prefill_end=max(request.num_prompt_tokens, request.num_tokens - 1),
         )
-        return int(needed) - self._num_leaving_window(request, num_computed)
+        # Blocks that it returns beyond its own need come free when vLLM gets to it, too late for who comes before.
+        return max(0, int(needed) - self._num_leaving_window(request, num_computed))
 
     def _num_leaving_window(self, request: Request, num_computed: int) -> int:
         if len(self._groups) == 1 and not self._groups[0].get_num_skipped_tokens(num_computed):

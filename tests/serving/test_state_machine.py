@@ -108,6 +108,7 @@ class PromptMachine(RuleBasedStateMachine):
         queue=st.sampled_from(["fcfs", "priority"]),
         ends_early=st.booleans(),
         stays_open=st.booleans(),
+        prompts=PROMPTS,
     )
     def start(
         self,
@@ -119,6 +120,7 @@ class PromptMachine(RuleBasedStateMachine):
         queue: str,
         ends_early: bool,
         stays_open: bool,
+        prompts: list[Pieces],
     ) -> None:
         self.driver = CoreDriver(
             self.models[layers],
@@ -146,6 +148,8 @@ class PromptMachine(RuleBasedStateMachine):
         self.num_places = num_places
         self.was_crowded = False
         self.aborted_outputs: dict[str, list[int]] = {}
+        for pieces in prompts:
+            self.prompts.open_stream(self.new_id(), text(pieces))
 
     # ---- requests -----------------------------------------------------------------------------------------------
 
