@@ -142,7 +142,7 @@ class _FunctionRetriever:
         if isinstance(piece, (Append, Replace, SourceFailure)):
             return piece
         items = (piece,) if isinstance(piece, (str, Chunk)) else piece
-        if not isinstance(items, Iterable):
+        if not isinstance(items, Iterable) or isinstance(items, (bytes, Mapping)):
             raise ConfigurationError(
                 f"{self._source} yielded {type(piece).__name__}; yield text, Chunk, a list of these, Append or Replace"
             )

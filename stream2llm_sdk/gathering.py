@@ -143,6 +143,7 @@ class Gathering:
                     if self._over.is_set():
                         break
                     self._take(name, item)
+                    await asyncio.sleep(0)  # a source that never waits must not keep the deadline from being seen
             finally:
                 close = getattr(items, "aclose", None)
                 if close is not None:

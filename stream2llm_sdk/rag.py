@@ -300,4 +300,8 @@ def _deadline(deadline_s: float | None) -> float | None:
         return None
     if isinstance(deadline_s, bool) or not isinstance(deadline_s, (int, float)) or not deadline_s > 0:
         raise ConfigurationError(f"deadline_s={deadline_s!r}: give a number of seconds above 0")
-    return None if math.isinf(deadline_s) else float(deadline_s)
+    try:
+        seconds = float(deadline_s)
+    except OverflowError:
+        return None
+    return None if math.isinf(seconds) else seconds

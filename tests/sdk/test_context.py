@@ -161,3 +161,12 @@ def test_an_unknown_mode_is_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="mode='replace': choose 'append' or 'update'"):
         as_retriever(notes, mode="replace")
+
+
+@pytest.mark.parametrize("piece", [{"text": "x"}, b"x", 5])
+async def test_a_piece_of_another_kind_is_refused(piece: Any) -> None:
+    async def source(query: str) -> AsyncIterator[Any]:
+        yield piece
+
+    with pytest.raises(ConfigurationError, match=type(piece).__name__):
+        [update async for update in as_retriever(source).stream("q")]

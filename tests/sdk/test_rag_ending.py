@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from stream2llm_sdk import Answer, Chunk, Replace, StreamingRAG
+from stream2llm_sdk import Answer, Chunk, ContextEnd, Replace, StreamingRAG
 from stream2llm_sdk.errors import (
     ConfigurationError,
     EngineDeadError,
@@ -462,3 +462,14 @@ async def test_leaving_the_context_ends_questions_even_while_cancelled() -> None
         with pytest.raises(asyncio.CancelledError):
             await task
     assert retriever.is_closed
+
+
+async def test_a_source_that_never_waits_does_not_keep_the_deadline_from_coming() -> None:
+    async def endless(question: str) -> AsyncIterator[str]:
+        while True:
+            yield " "
+
+    rag = rag_of(endless)
+    async with asyncio.timeout(20):
+        answer = await rag.ask("Why?", deadline_s=0.1)
+    assert answer.context_end is ContextEnd.DEADLINE
