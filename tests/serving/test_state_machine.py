@@ -106,6 +106,8 @@ class PromptMachine(RuleBasedStateMachine):
         num_places=st.integers(2, 4),
         num_tokens=st.sampled_from([9, 16, 32]),
         queue=st.sampled_from(["fcfs", "priority"]),
+        long_prefill=st.sampled_from([0, 0, 6]),
+        watermark=st.sampled_from([0.0, 0.0, 0.1]),
         ends_early=st.booleans(),
         stays_open=st.booleans(),
         prompts=PROMPTS,
@@ -118,6 +120,8 @@ class PromptMachine(RuleBasedStateMachine):
         num_places: int,
         num_tokens: int,
         queue: str,
+        long_prefill: int,
+        watermark: float,
         ends_early: bool,
         stays_open: bool,
         prompts: list[Pieces],
@@ -134,6 +138,8 @@ class PromptMachine(RuleBasedStateMachine):
             max_num_seqs=num_places,
             max_model_len=MAX_MODEL_LEN,
             scheduling_policy=queue,
+            long_prefill_token_threshold=long_prefill,
+            watermark=watermark,
             scheduler_reserve_full_isl=False,
             hf_overrides={"sliding_window": SLIDING_WINDOW} if layers == "hybrid" else {},
             additional_config={"stream2llm": {"policy": self.policy}},
@@ -362,7 +368,5 @@ def test_every_life_ends_right(models: dict[str, Path], async_scheduling: bool, 
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
         ),
     )
-    print(totals)
     assert totals["requests"] >= MIN_REQUESTS
     assert totals["preemptions"] >= MIN_REQUESTS // 10
-    print(totals)
