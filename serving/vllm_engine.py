@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
 import threading
@@ -152,6 +153,8 @@ class Stream2LLMEngine:
             abandoned.set()
             self._report("the start was cancelled; ending the engine's processes")
             await asyncio.wait({building})
+            if building.exception() is None and (built := building.result()) is not None:
+                await uncancelled(asyncio.to_thread(_end, built))
             raise
         try:
             self._limits = EngineLimits(**_only(EngineLimits, await self.call("limits", [])))
@@ -311,6 +314,12 @@ class Stream2LLMEngine:
         except ValueError:
             raise ConfigurationError(f"mode={mode!r}: choose 'append' or 'update'") from None
         request_id = self._new_request_id(request_id)
+        if arrival_time is not None and (
+            isinstance(arrival_time, bool)
+            or not isinstance(arrival_time, (int, float))
+            or not math.isfinite(arrival_time)
+        ):
+            raise ConfigurationError(f"arrival_time={arrival_time!r}: give seconds since the epoch")
         params = make_sampling_params(sampling, on_cpu=self._on_cpu)
         tokens = checked_token_ids(token_ids, int(llm.model_config.get_vocab_size()))
         stream = Stream2LLMStream(
@@ -319,7 +328,7 @@ class Stream2LLMEngine:
             params,
             context_mode,
             finished=finished,
-            arrival_time=time.time() if arrival_time is None else arrival_time,
+            arrival_time=time.time() if arrival_time is None else float(arrival_time),
             opened_s=time.monotonic(),
         )
         self._streams[request_id] = stream
@@ -467,6 +476,7 @@ class Stream2LLMEngine:
             self._llm.output_processor.propagate_error(VLLMEngineDeadError())
             for stream in list(self._streams.values()):
                 stream.fail()
+            self._streams.clear()
 
 
 def _print_to_stderr(line: str) -> None:

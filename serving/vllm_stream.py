@@ -95,6 +95,7 @@ class Stream2LLMStream:
         self._aborting: asyncio.Task[None] | None = None
         self._being_read = False
         self._trail: EventTrail | None = None
+        self._trail_lock = asyncio.Lock()
 
     def __repr__(self) -> str:
         state = "aborted" if self._aborted else "ended" if self._ended else "finished" if self._finished else "open"
@@ -305,7 +306,10 @@ class Stream2LLMStream:
             self._engine.check_alive()
             raise EngineDeadError(f"{self.request_id}: the engine ended before the request was started")
         try:
-            output = self._collector.get_nowait() or await self._collector.get()
+            output = self._collector.get_nowait()
+            if output is None:
+                self._engine.check_alive()  # a dead engine tells each stream once; later readers are told here
+                output = await self._collector.get()
         except Exception as error:
             raise self._engine.translated(error) from error
         completion = output.outputs[0]
@@ -323,8 +327,12 @@ class Stream2LLMStream:
 
     async def trail(self) -> EventTrail:
         """The events so far. After the end it is complete, and is kept here."""
-        if self._trail is not None:
+        async with self._trail_lock:
+            if self._trail is None:
+                return await self._take_trail()
             return self._trail
+
+    async def _take_trail(self) -> EventTrail:
         records: Sequence[Any] = ()
         if self._collector is not None:
             taken = await self._engine.call("trail", [[self._collector.request_id]])

@@ -153,7 +153,9 @@ class Gathering:
             if task is None or task.cancelling():
                 raise
             self._fail(name, error)  # not ours: something that the retriever waited for was cancelled
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # panics of native libraries among them
             self._fail(name, error)
 
     def _take(self, name: str, item: object) -> None:

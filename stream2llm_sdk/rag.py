@@ -14,7 +14,8 @@ from stream2llm_sdk.answer_stream import AnswerStream
 from stream2llm_sdk.context import Retriever, as_retriever
 from stream2llm_sdk.errors import ConfigurationError, Stream2LLMError
 from stream2llm_sdk.gathering import ContextEvent
-from stream2llm_sdk.growing_prompt import Prompt
+from stream2llm_sdk.growing_prompt import Prompt, positive_or_none
+from stream2llm_sdk.placement import ChunkOrder
 from stream2llm_sdk.prompt import PromptAssembler
 from stream2llm_sdk.tasks import cancel_and_wait, uncancelled
 from stream2llm_sdk.tokenizer import Tokenizer, load_tokenizer
@@ -97,8 +98,14 @@ class StreamingRAG:
             )
         self.model = os.fspath(model)
         self.retrievers = _named(retrievers)
+        if sampling is not None and not isinstance(sampling, Mapping):
+            raise ConfigurationError(f"sampling must be a mapping of fields, not {type(sampling).__name__}")
+        if positive_or_none("max_answer_tokens", max_answer_tokens) is None:
+            raise ConfigurationError("max_answer_tokens=None: give a number of tokens")
+        if (order := prompt_options.get("order")) is not None and order not in list(ChunkOrder):
+            raise ConfigurationError(f"order={order!r}: choose one of {', '.join(ChunkOrder)}")
         self.max_answer_tokens = max_answer_tokens
-        self.max_context_tokens = max_context_tokens
+        self.max_context_tokens = positive_or_none("max_context_tokens", max_context_tokens)
         self.deadline_s = _deadline(deadline_s)
         self.streaming = streaming
         self._sampling = dict(sampling or {})

@@ -15,6 +15,7 @@ from stream2llm_sdk.errors import (
     ConfigurationError,
     EngineDeadError,
     EngineStartError,
+    RetrievalError,
     Stream2LLMError,
     StreamAbortedError,
 )
@@ -473,3 +474,15 @@ async def test_a_source_that_never_waits_does_not_keep_the_deadline_from_coming(
     async with asyncio.timeout(20):
         answer = await rag.ask("Why?", deadline_s=0.1)
     assert answer.context_end is ContextEnd.DEADLINE
+
+
+async def test_a_panic_of_a_native_library_is_the_retrievers_failure() -> None:
+    class PanicError(BaseException):
+        pass
+
+    async def panics(question: str) -> AsyncIterator[str]:
+        raise PanicError("gone")
+        yield ""
+
+    with pytest.raises(RetrievalError, match="gone"):
+        await rag_of(panics).ask("Why?")
