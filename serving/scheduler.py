@@ -202,7 +202,7 @@ class Stream2LLMScheduler(StreamingPromptScheduler):
             self._park(request)
         else:
             request.status = status
-            self._enqueue_waiting_request(request)
+            self._enqueue_by_arrival(request)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         if reset_running_requests:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
@@ -253,9 +254,23 @@ class StreamingPromptScheduler(Scheduler):
         if self._num_wanted(request) <= 0:
             self._park(request)
             return
-        self._enqueue_waiting_request(request)
+        self._enqueue_by_arrival(request)
         holds = self.kv.holds(request.request_id)
         self._record_state(request, EventType.KV_ON_GPU if holds else EventType.QUEUED)
+
+    def _enqueue_by_arrival(self, request: Request) -> None:
+        """Queues a waiting request where it would be had it never left: an update costs it no place. Preempted
+        requests stay in front, as vLLM puts them."""
+        queue = self.kv_holding_waiting if self._holds_kv_blocks(request) else self.waiting
+        if self.policy != SchedulingPolicy.FCFS:
+            queue.add_request(request)
+            return
+        later = (
+            index
+            for index, other in enumerate(queue)
+            if other.status != RequestStatus.PREEMPTED and other.arrival_time > request.arrival_time
+        )
+        queue.insert(next(later, len(queue)), request)
 
     def _park(self, request: Request) -> None:
         request.status = RequestStatus.WAITING_FOR_STREAMING_REQ

@@ -54,15 +54,17 @@ class TrailRecorder:
         return len(self._records)
 
     def begin(self, request_id: str, sent_s: float | None = None) -> None:
+        self._ended.pop(request_id, None)
         self._records[request_id] = []
-        self.state(request_id, EventType.QUEUED, at_s=sent_s)
+        self._states[request_id] = EventType.QUEUED
+        self._add(request_id, EventType.QUEUED, sent_s, {})
 
     def current_state(self, request_id: str) -> EventType | None:
         return self._states.get(request_id)
 
     def state(self, request_id: str, state: EventType, at_s: float | None = None, **data: Any) -> None:
-        """Records a change of state; the same state again is no change."""
-        if self._states.get(request_id) is state or request_id not in self._records:
+        """Records a live request's change of state; the same state again is no change."""
+        if self._states.get(request_id, state) is state:
             return
         self._states[request_id] = state
         if len(self._records[request_id]) >= self._max_events:

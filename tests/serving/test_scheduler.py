@@ -24,7 +24,32 @@ BLOCK_SIZE = 8
 MAX_MODEL_LEN = 96
 ONE_REQUEST = 1 + MAX_MODEL_LEN // BLOCK_SIZE  # the smallest pool that vLLM accepts; one block is the null block
 
+SETTINGS: dict[str, Any] = {
+    "scheduler_cls": SCHEDULER,
+    "num_gpu_blocks": 40,
+    "block_size": BLOCK_SIZE,
+    "max_model_len": MAX_MODEL_LEN,
+    "max_num_batched_tokens": 32,
+    "max_num_seqs": 8,
+    "prefix_caching": False,
+    "scheduler_reserve_full_isl": False,
+}
+
 Core = Callable[..., AbstractContextManager["Requests"]]
+
+
+def record_steps(driver: CoreDriver) -> list[dict[str, int]]:
+    """A list that grows by each step's tokens by request."""
+    steps: list[dict[str, int]] = []
+    schedule = driver.scheduler.schedule
+
+    def recording(*args: Any) -> Any:
+        output = schedule(*args)
+        steps.append(dict(output.num_scheduled_tokens))
+        return output
+
+    driver.scheduler.schedule = recording
+    return steps
 
 
 class Requests(Prompts):
@@ -34,15 +59,7 @@ class Requests(Prompts):
         super().__init__(driver)
         self.checks = SchedulerChecks(self)
         self.scheduler = driver.scheduler
-        self.scheduled: list[dict[str, int]] = []
-        schedule = self.scheduler.schedule
-
-        def recording(*args: Any) -> Any:
-            output = schedule(*args)
-            self.scheduled.append(dict(output.num_scheduled_tokens))
-            return output
-
-        self.scheduler.schedule = recording
+        self.scheduled = record_steps(driver)
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
@@ -83,18 +100,8 @@ def core(model: Path) -> Core:
 
     @contextmanager
     def make(*, policy: str = "FCFS", **arguments: Any) -> Iterator[Requests]:
-        settings: dict[str, Any] = {
-            "scheduler_cls": SCHEDULER,
-            "num_gpu_blocks": 40,
-            "block_size": BLOCK_SIZE,
-            "max_model_len": MAX_MODEL_LEN,
-            "max_num_batched_tokens": 32,
-            "max_num_seqs": 8,
-            "prefix_caching": False,
-            "scheduler_reserve_full_isl": False,
-            "additional_config": {"stream2llm": {"policy": policy}},
-        }
-        with CoreDriver(model, **{**settings, **arguments}) as driver:
+        additional_config = {"stream2llm": {"policy": policy}}
+        with CoreDriver(model, **{**SETTINGS, "additional_config": additional_config, **arguments}) as driver:
             requests = Requests(driver)
             yield requests
             requests.end()
@@ -136,15 +143,17 @@ def test_complete_requests_get_their_first_token_in_order_of_arrival(core: Core,
         assert list(requests.driver.outputs) == [f"plain-{index}" for index in range(4)]
 
 
-def test_a_stream_that_is_finished_keeps_its_place_among_complete_requests(core: Core, text: Any) -> None:
-    with core(max_num_batched_tokens=16) as requests:
+@pytest.mark.parametrize("policy", ["FCFS", "DEFAULT_VLLM"])
+def test_updates_cost_a_waiting_stream_no_place(core: Core, text: Any, policy: str) -> None:
+    with core(policy=policy, max_num_batched_tokens=16, max_num_seqs=1) as requests:
+        requests.add_plain("first", text(40), max_tokens=2)
+        requests.step()
         requests.open_stream("open", text(40), max_tokens=2)
-        for index in range(2):
-            requests.add_plain(f"plain-{index}", text(60), max_tokens=2)
-        requests.step(2)
-        requests.finish("open")
+        requests.add_plain("last", text(40), max_tokens=2)
+        requests.replace("open", text(50))
+        requests.append("open", text(5), final=True)
         requests.run_until_idle()
-        assert list(requests.driver.outputs) == ["open", "plain-0", "plain-1"], "it arrived first"
+        assert list(requests.driver.outputs) == ["first", "open", "last"]
 
 
 def test_open_streams_are_served_in_order_of_arrival(core: Core, text: Any) -> None:
@@ -218,9 +227,10 @@ def test_idle_streams_lose_their_blocks_before_streams_that_compute(core: Core, 
 def test_without_idle_streams_the_last_in_order_loses_its_blocks(core: Core, text: Any) -> None:
     with core(num_gpu_blocks=1 + 14, max_num_batched_tokens=40) as requests:
         for index in range(2):
-            requests.open_stream(f"open-{index}", text(60))
-            requests.step()
-            requests.append(f"open-{index}", text(30))  # so that it is not idle
+            requests.open_stream(f"open-{index}", text(40))
+            requests.run_until_idle()
+        for request_id in requests.open:
+            requests.append(request_id, text(30))
         requests.add_plain("plain", text(64), max_tokens=1)
         requests.step(2)
         assert requests.has_ended("plain")
@@ -358,21 +368,22 @@ def test_a_prompt_may_become_empty_and_begin_anew(core: Core, text: Any, runner:
 
 
 @pytest.mark.parametrize("policy", ["DEFAULT_VLLM", "FCFS"])
-def test_without_open_streams_every_step_is_vllms_own(core: Core, text: Any, policy: str) -> None:
+def test_without_open_streams_every_step_is_vllms_own(model: Path, text: Any, policy: str) -> None:
     prompts = [text(30 + 5 * index) for index in range(8)]
+    changes = {"num_gpu_blocks": 20, "additional_config": {"stream2llm": {"policy": policy}}}
 
-    def run(requests: Requests) -> list[dict[str, int]]:
-        for index, prompt in enumerate(prompts):
-            requests.add_plain(f"plain-{index}", prompt, max_tokens=20)
-            requests.step()
-        requests.run_until_idle()
-        return requests.scheduled
+    def steps(scheduler_cls: str | None) -> list[dict[str, int]]:
+        with CoreDriver(model, **{**SETTINGS, **changes, "scheduler_cls": scheduler_cls}) as driver:
+            recorded = record_steps(driver)
+            if scheduler_cls is not None:
+                driver.scheduler.planner = None
+            for index, prompt in enumerate(prompts):
+                driver.add(f"plain-{index}", prompt, max_tokens=20)
+                driver.step()
+            driver.run_until_idle()
+            return recorded
 
-    with core(policy=policy, num_gpu_blocks=20) as requests:
-        ours = run(requests)
-        assert requests.checks.num_plans == 0
-    with core(policy=policy, num_gpu_blocks=20, scheduler_cls=None) as requests:
-        assert ours == run(requests)
+    assert steps(SCHEDULER) == steps(None)
 
 
 def test_a_plan_that_does_not_come_true_is_not_made_again_at_once(core: Core, text: Any) -> None:

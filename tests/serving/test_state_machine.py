@@ -97,7 +97,7 @@ class PromptMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.driver: CoreDriver | None = None
+        self.started: CoreDriver | None = None
 
     @initialize(
         layers=st.sampled_from(["llama", "hybrid"]),
@@ -126,7 +126,7 @@ class PromptMachine(RuleBasedStateMachine):
         stays_open: bool,
         prompts: list[Pieces],
     ) -> None:
-        self.driver = CoreDriver(
+        self.started = CoreDriver(
             self.models[layers],
             scheduler_cls=SCHEDULER,
             async_scheduling=self.async_scheduling,
@@ -291,14 +291,14 @@ class PromptMachine(RuleBasedStateMachine):
 
     @invariant()
     def holds(self) -> None:
-        if self.driver is not None:
+        if self.started is not None:
             self.checks.between_steps()
             self.was_crowded |= len(self.driver.scheduler.parked) > self.num_places
 
     def teardown(self) -> None:
-        if self.driver is None:
+        if self.started is None:
             return
-        with self.driver:
+        with self.started:
             if sys.exc_info()[0] is None:  # otherwise a check has failed, and this one could only hide it
                 self.end()
 
@@ -316,6 +316,11 @@ class PromptMachine(RuleBasedStateMachine):
         self.totals["more streams than places"] += self.was_crowded
 
     # ---- what the machine knows ---------------------------------------------------------------------------------
+
+    @property
+    def driver(self) -> CoreDriver:
+        assert self.started is not None, "the first rule starts it"
+        return self.started
 
     @property
     def live(self) -> list[str]:
