@@ -46,7 +46,7 @@ MAX_IDLE_STEPS = 4  # results and endings are taken notice of in steps that comp
 Pieces = list[tuple[int, int]]
 
 SOAK_EXAMPLES = int(os.environ.get("STREAM2LLM_SOAK_EXAMPLES", "0"))
-EXAMPLES = SOAK_EXAMPLES or 28
+EXAMPLES = SOAK_EXAMPLES or 36
 MIN_REQUESTS = 260  # in each of the eight configurations
 
 # A piece of a prompt: the beginning of one of a few documents, so that prompts share prefixes and meet blocks' edges.
