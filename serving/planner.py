@@ -119,6 +119,7 @@ class _Walk:
         self.num_tokens = limits.num_tokens
         self.num_slots = limits.num_slots
         self.num_free = kv.num_free
+        self.num_running = sum(candidate.is_running for candidate in order)
         self._victim_order = victim_order
         self._holders: list[Candidate] | None = None
         self._evicted: set[str] = set()
@@ -164,9 +165,11 @@ class _Walk:
             self.plan.victims.append(victim.request)
             self.num_free += num_reclaimed
             self.num_slots += victim.frees_slot
+            self.num_running -= victim.is_running
         self.num_free -= num_blocks
         self.num_tokens -= num_new
         self.num_slots -= candidate.needs_slot
+        self.num_running += not candidate.is_running
         self.plan.num_tokens[candidate.request.request_id] = num_new
         if num_new < num_wanted:
             self.plan.trimmed.add(candidate.request.request_id)
@@ -180,7 +183,7 @@ class _Walk:
         victims: list[tuple[Candidate, int]],
     ) -> tuple[int, int]:
         """As many of `num_new` tokens as can get blocks, and how many blocks that takes; adds to `victims`."""
-        reserve = 0 if candidate.is_running else self.limits.watermark_blocks
+        reserve = self.limits.watermark_blocks if self.num_running and not candidate.is_running else 0
         available = self.num_free - reserve + sum(num_reclaimed for _, num_reclaimed in victims)
 
         def num_needed(num_tokens: int) -> int:

@@ -161,7 +161,7 @@ class Stream2LLMScheduler(StreamingPromptScheduler):
             num_tokens=self.max_num_scheduled_tokens,
             num_tokens_per_prefill=self._long_prefill_threshold(),
             num_slots=places,
-            watermark_blocks=self.kv_cache_manager.watermark_blocks if self.running else 0,
+            watermark_blocks=self.kv_cache_manager.watermark_blocks,
             lookahead_tokens=self.num_lookahead_tokens,
         )
 

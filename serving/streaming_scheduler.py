@@ -360,11 +360,13 @@ class StreamingPromptScheduler(Scheduler):
         self._scheduled_now = scheduled
 
     def _record_admissions(self, output: SchedulerOutput) -> None:
-        for admitted in output.scheduled_new_reqs:
-            self._record_admission(admitted.req_id, admitted.num_computed_tokens)
-        for request_id in output.scheduled_cached_reqs.resumed_req_ids:
-            num_scheduled = output.num_scheduled_tokens[request_id]
-            self._record_admission(request_id, self.requests[request_id].num_computed_tokens - num_scheduled)
+        admitted = {data.req_id for data in output.scheduled_new_reqs} | output.scheduled_cached_reqs.resumed_req_ids
+        if not admitted:
+            return
+        # In the order in which vLLM admitted them; a set's own order differs from process to process.
+        for request_id, num_tokens in output.num_scheduled_tokens.items():
+            if request_id in admitted:
+                self._record_admission(request_id, self.requests[request_id].num_computed_tokens - num_tokens)
 
     def _record_admission(self, request_id: str, num_computed: int) -> None:
         self._resident.add(request_id)

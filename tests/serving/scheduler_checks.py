@@ -83,9 +83,14 @@ class SchedulerChecks:
         make_plan, schedule = scheduler.planner.plan, scheduler.schedule
 
         def planning(candidates: Any, limits: Limits) -> Plan:
-            plans.append(make_plan(candidates, limits))
-            assert sum(plans[-1].num_tokens.values()) <= limits.num_tokens
-            return plans[-1]
+            plan = make_plan(candidates, limits)
+            assert sum(plan.num_tokens.values()) <= limits.num_tokens
+            by_id = {candidate.request.request_id: candidate for candidate in candidates}
+            served_ranks = [by_id[request_id].rank for request_id in plan.num_tokens]
+            for victim in [by_id[request.request_id] for request in plan.victims]:
+                assert victim.is_idle or victim.rank > min(served_ranks), "KV is taken for requests that come later"
+            plans.append(plan)
+            return plan
 
         def scheduling(*args: Any) -> Any:
             plans.clear()

@@ -181,10 +181,13 @@ def test_what_eviction_leaves_over_serves_the_next() -> None:
     assert made.num_tokens == {"a": 8, "b": 12}
 
 
-def test_the_watermark_stays_free_when_a_waiting_request_is_admitted() -> None:
-    candidates = [candidate("a", 1, 40, is_running=True), candidate("b", 2, 40)]
-    assert plan(candidates[1:], Blocks(8), watermark_blocks=3).num_tokens == {"b": 20}
-    assert plan(candidates[:1], Blocks(8), watermark_blocks=3).num_tokens == {"a": 32}
+def test_the_watermark_stays_free_when_a_request_is_admitted_beside_others() -> None:
+    running, waiting = candidate("running", 1, 4, is_running=True), candidate("waiting", 2, 40)
+    first = candidate("first", 1, 4)
+    assert plan([waiting], Blocks(8), watermark_blocks=3).num_tokens == {"waiting": 32}
+    assert plan([running, waiting], Blocks(9), watermark_blocks=3).num_tokens == {"running": 4, "waiting": 20}
+    assert plan([first, waiting], Blocks(9), watermark_blocks=3).num_tokens == {"first": 4, "waiting": 20}
+    assert plan([running], Blocks(1), watermark_blocks=3).num_tokens == {"running": 4}
 
 
 def test_lookahead_slots_need_blocks_too() -> None:

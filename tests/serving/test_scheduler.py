@@ -306,6 +306,18 @@ def test_an_idle_stream_gives_up_its_place_only_where_the_worker_has_one_for_it(
         assert sorted(requests.computed(request_id) == 19 for request_id in requests.open) == keep
 
 
+def test_requests_that_resume_together_keep_the_order_in_which_they_were_admitted(core: Core, text: Any) -> None:
+    """It decides who is evicted first, so it must not depend on the order of a set."""
+    with core(max_num_batched_tokens=64) as requests:
+        for index in range(8):
+            requests.add_plain(f"plain-{index}", text(5), max_tokens=3)
+        requests.step()
+        requests.scheduler.reset_prefix_cache(reset_running_requests=True)
+        requests.step()
+        order = requests.scheduler._admission_order
+        assert sorted(order, key=order.__getitem__) == [f"plain-{index}" for index in range(8)]
+
+
 # ---- the held token and updates -----------------------------------------------------------------------------------
 
 
@@ -462,6 +474,22 @@ def test_a_pause_that_clears_the_caches_lets_streams_go_on_afterwards(core: Core
         requests.driver.core.resume_scheduler()
         requests.run_until_idle()
         assert requests.driver.executor.tokens_computed["open"] == 39 + 50 + 7, "all of it was computed again"
+
+
+def test_a_pause_that_aborts_leaves_nothing_of_any_stream(core: Core, text: Any) -> None:
+    with core(async_scheduling=True) as requests:
+        for name in ("idle", "waiting", "busy"):
+            requests.open_stream(name, text(40))
+            requests.run_until_idle()
+        requests.append("waiting", text(20))
+        requests.append("busy", text(50))
+        requests.step()
+        requests.driver.core.pause_scheduler(mode="abort", clear_cache=False)
+        requests.aborted.update(requests.now)
+        requests.open.clear()
+        requests.driver.core.resume_scheduler()
+        requests.run_until_idle()
+        requests.checks.ended()
 
 
 # ---- the channel and the configuration ----------------------------------------------------------------------------

@@ -38,7 +38,7 @@ BLOCK_SIZE = 8
 MAX_MODEL_LEN = 96
 SLIDING_WINDOW = 20
 # One request of full length fits; two do not. With two KV cache groups each request takes blocks of both.
-NUM_BLOCKS = {"llama": (13, 15, 24), "hybrid": (28, 31, 48)}
+NUM_BLOCKS = {"llama": (13, 15, 20), "hybrid": (28, 31, 40)}
 EOS_PERIOD = 6
 MAX_STEPS = 2_000
 MAX_IDLE_STEPS = 4  # results and endings are taken notice of in steps that compute nothing
@@ -46,7 +46,7 @@ MAX_IDLE_STEPS = 4  # results and endings are taken notice of in steps that comp
 Pieces = list[tuple[int, int]]
 
 SOAK_EXAMPLES = int(os.environ.get("STREAM2LLM_SOAK_EXAMPLES", "0"))
-EXAMPLES = SOAK_EXAMPLES or 36
+EXAMPLES = SOAK_EXAMPLES or 40
 MIN_REQUESTS = 260  # in each of the eight configurations
 
 # A piece of a prompt: the beginning of one of a few documents, so that prompts share prefixes and meet blocks' edges.
@@ -103,7 +103,8 @@ class PromptMachine(RuleBasedStateMachine):
         layers=st.sampled_from(["llama", "hybrid"]),
         prefix_caching=st.booleans(),
         pool=st.integers(0, 2),
-        num_places=st.integers(2, 4),
+        num_places=st.integers(2, 3),
+        num_active=st.sampled_from([None, None, 2]),
         num_tokens=st.sampled_from([9, 16, 32]),
         queue=st.sampled_from(["fcfs", "priority"]),
         long_prefill=st.sampled_from([0, 0, 6]),
@@ -118,6 +119,7 @@ class PromptMachine(RuleBasedStateMachine):
         prefix_caching: bool,
         pool: int,
         num_places: int,
+        num_active: int | None,
         num_tokens: int,
         queue: str,
         long_prefill: int,
@@ -136,6 +138,7 @@ class PromptMachine(RuleBasedStateMachine):
             block_size=BLOCK_SIZE,
             max_num_batched_tokens=num_tokens,
             max_num_seqs=num_places,
+            max_num_active_seqs=num_active,
             max_model_len=MAX_MODEL_LEN,
             scheduling_policy=queue,
             long_prefill_token_threshold=long_prefill,
@@ -166,18 +169,20 @@ class PromptMachine(RuleBasedStateMachine):
             self.prompts.open_stream(self.new_id(), text(pieces), max_tokens=max_tokens, is_prompt_update=update)
         self.take_steps(steps)
 
-    @rule(prompts=PROMPTS, max_tokens=MAX_TOKENS, priority=st.integers(0, 1))
-    def add_plain(self, prompts: list[Pieces], max_tokens: int, priority: int) -> None:
+    @rule(prompts=PROMPTS, max_tokens=MAX_TOKENS, priority=st.integers(0, 1), steps=STEPS)
+    def add_plain(self, prompts: list[Pieces], max_tokens: int, priority: int, steps: int) -> None:
         self.prompts.priority = priority
         for pieces in prompts:
             self.prompts.add_plain(self.new_id(), text(pieces), max_tokens=max_tokens)
+        self.take_steps(steps)
 
-    @rule(pieces=PIECES, max_tokens=MAX_TOKENS)
-    def add_complete(self, pieces: Pieces, max_tokens: int) -> None:
+    @rule(pieces=PIECES, max_tokens=MAX_TOKENS, steps=STEPS)
+    def add_complete(self, pieces: Pieces, max_tokens: int, steps: int) -> None:
         """A request of the SDK whose prompt is whole from the start, as `generate` sends it."""
         flags = {**FLAGS, "is_streaming_prompt": False, "is_streaming_prompt_finished": True}
         self.prompts.priority = 0
         self.prompts._add(self.new_id(), text(pieces), max_tokens, {"stream2llm": flags})
+        self.take_steps(steps)
 
     # ---- updates ------------------------------------------------------------------------------------------------
 
@@ -215,10 +220,11 @@ class PromptMachine(RuleBasedStateMachine):
         self.take_steps(steps)
 
     @precondition(lambda self: self.may_finish and any(map(self.prompts.now.get, self.prompts.open)))
-    @rule(which=st.integers(0, 7))
-    def finish(self, which: int) -> None:
+    @rule(which=st.integers(0, 7), steps=STEPS)
+    def finish(self, which: int, steps: int) -> None:
         ready = [request_id for request_id in self.prompts.open if self.prompts.now[request_id]]
         self.prompts.finish(ready[which % len(ready)])
+        self.take_steps(steps)
 
     @precondition(lambda self: self.live)
     @rule(which=st.integers(0, 15), during_a_step=st.booleans())
@@ -373,5 +379,7 @@ def test_every_life_ends_right(models: dict[str, Path], async_scheduling: bool, 
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
         ),
     )
+    print(dict(totals))
     assert totals["requests"] >= MIN_REQUESTS
     assert totals["preemptions"] >= MIN_REQUESTS // 10
+    assert totals["more streams than places"] > 0
