@@ -63,10 +63,12 @@ class StreamingPrompt:
 
     def computed(self, start: int, num_tokens: int) -> None:
         """Counts a step over positions [start, start + num_tokens)."""
-        end = start + num_tokens
+        end, high_water = start + num_tokens, self._high_water
         self.num_tokens_computed += num_tokens
-        self.num_tokens_recomputed += max(0, min(end, self._high_water) - start)
-        self._high_water = max(self._high_water, end)
+        if start < high_water:
+            self.num_tokens_recomputed += min(end, high_water) - start
+        if end > high_water:
+            self._high_water = end
 
     def invalidated_from(self, lcp: int, num_computed: int) -> int:
         """Counts what an update with this LCP makes void, of `num_computed` tokens that hold KV."""

@@ -340,23 +340,24 @@ class StreamingPromptScheduler(Scheduler):
         prompt = self.prompts.get(request.request_id)
         if prompt is not None:
             prompt.num_preemptions += 1
-            self.trail.state(request.request_id, EventType.PREEMPTED_RECOMPUTE, num_tokens=num_tokens)
             self._scheduled_now.discard(request.request_id)
+            self.trail.state(request.request_id, EventType.PREEMPTED_RECOMPUTE, num_tokens=num_tokens)
 
     def _record_step(self, output: SchedulerOutput) -> None:
         self._record_admissions(output)
         if not self.prompts:
             return
+        prompts, requests, before = self.prompts, self.requests, self._scheduled_now
         scheduled = set()
         for request_id, num_tokens in output.num_scheduled_tokens.items():
-            prompt = self.prompts.get(request_id)
+            prompt = prompts.get(request_id)
             if prompt is not None:
-                prompt.computed(self.requests[request_id].num_computed_tokens - num_tokens, num_tokens)
-                self.trail.state(request_id, EventType.SCHEDULED)
+                prompt.computed(requests[request_id].num_computed_tokens - num_tokens, num_tokens)
                 scheduled.add(request_id)
-        for request_id in self._scheduled_now - scheduled:
-            if self.trail.current_state(request_id) is EventType.SCHEDULED:
-                self.trail.state(request_id, EventType.KV_ON_GPU)
+                if request_id not in before:
+                    self.trail.state(request_id, EventType.SCHEDULED)
+        for request_id in before - scheduled:
+            self.trail.state(request_id, EventType.KV_ON_GPU)
         self._scheduled_now = scheduled
 
     def _record_admissions(self, output: SchedulerOutput) -> None:
@@ -377,6 +378,7 @@ class StreamingPromptScheduler(Scheduler):
                 prompt.num_tokens_cached += num_computed
 
     def _record_state(self, request: Request, state: EventType) -> None:
+        self._scheduled_now.discard(request.request_id)
         self.trail.state(request.request_id, state)
 
     def _update_request_with_output(
