@@ -47,7 +47,14 @@ Pieces = list[tuple[int, int]]
 
 SOAK_EXAMPLES = int(os.environ.get("STREAM2LLM_SOAK_EXAMPLES", "0"))
 EXAMPLES = SOAK_EXAMPLES or 40
-MIN_REQUESTS = 260  # in each of the eight configurations
+CONFIGURATIONS = [
+    pytest.param(asynchronous, runner, policy, id=f"{'async' if asynchronous else 'sync'}-{runner}-{policy}")
+    for asynchronous in (False, True)
+    for runner in ("v1", "v2")
+    for policy in ("FCFS", "DEFAULT_VLLM")
+]
+# Over all configurations. What is drawn in one of them depends on Hypothesis and on the modules that are loaded.
+MIN_TOTALS = {"requests": 2_000, "answers": 1_000, "preemptions": 200, "plans": 2_000, "more streams than places": 10}
 
 # A piece of a prompt: the beginning of one of a few documents, so that prompts share prefixes and meet blocks' edges.
 LENGTHS = st.one_of(st.sampled_from([1, 7, 8, 9, 16, 24, 32, 48]), st.integers(1, 60))
@@ -111,7 +118,7 @@ class PromptMachine(RuleBasedStateMachine):
         watermark=st.sampled_from([0.0, 0.0, 0.1]),
         ends_early=st.booleans(),
         stays_open=st.booleans(),
-        prompts=PROMPTS,
+        prompts=st.lists(PIECES, min_size=1, max_size=5),
     )
     def start(
         self,
@@ -353,18 +360,24 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
+@pytest.fixture(scope="module")
+def totals() -> list[Counter[str]]:
+    """What each configuration came to see."""
+    return []
+
+
 @pytest.mark.timeout(0 if SOAK_EXAMPLES else 900)
-@pytest.mark.parametrize("policy", ["FCFS", "DEFAULT_VLLM"])
-@pytest.mark.parametrize("runner", ["v1", "v2"])
-@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
-def test_every_life_ends_right(models: dict[str, Path], async_scheduling: bool, runner: str, policy: str) -> None:
-    totals: Counter[str] = Counter()
+@pytest.mark.parametrize(("async_scheduling", "runner", "policy"), CONFIGURATIONS)
+def test_every_life_ends_right(
+    models: dict[str, Path], totals: list[Counter[str]], async_scheduling: bool, runner: str, policy: str
+) -> None:
+    seen: Counter[str] = Counter()
 
     @seed(f"{async_scheduling} {runner} {policy}" if not SOAK_EXAMPLES else os.urandom(8))
     class Machine(PromptMachine):
         pass
 
-    Machine.models, Machine.totals = models, totals
+    Machine.models, Machine.totals = models, seen
     Machine.async_scheduling, Machine.runner, Machine.policy = async_scheduling, runner, policy
     run_state_machine_as_test(
         Machine,
@@ -379,7 +392,13 @@ def test_every_life_ends_right(models: dict[str, Path], async_scheduling: bool, 
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
         ),
     )
-    print(dict(totals))
-    assert totals["requests"] >= MIN_REQUESTS
-    assert totals["preemptions"] >= MIN_REQUESTS // 10
-    assert totals["more streams than places"] > 0
+    print(dict(seen))
+    totals.append(seen)
+
+
+def test_the_lives_were_many_and_hard(totals: list[Counter[str]]) -> None:
+    if len(totals) < len(CONFIGURATIONS):
+        pytest.skip("needs the lives of all configurations")
+    total = sum(totals, Counter())
+    print(dict(total))
+    assert {name: total[name] for name, minimum in MIN_TOTALS.items() if total[name] < minimum} == {}
