@@ -52,11 +52,14 @@ class StreamOutput:
         token_ids: new tokens since the output before.
         text: their text ("" where the engine gives none).
         finish_reason: None while more may come; then 'stop', 'length', 'abort' or 'error'.
+        logprobs: for each new token the log-probabilities by token id, where `sampling` asks for them: its own, and
+            those of the `logprobs` most likely tokens; else None.
     """
 
     token_ids: tuple[int, ...]
     text: str = ""
     finish_reason: str | None = None
+    logprobs: tuple[Mapping[int, float], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from stream2llm_sdk.errors import ConfigurationError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+    from vllm.v1.engine.input_processor import InputProcessor
 
-__all__ = ["make_sampling_params"]
+__all__ = ["make_sampling_params", "verify_for_model"]
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -53,6 +54,23 @@ def make_sampling_params(sampling: Mapping[str, Any] | SamplingParams | None, *,
     params.output_kind = RequestOutputKind.DELTA
     _check_types(params)
     return params
+
+
+def verify_for_model(params: SamplingParams, processor: InputProcessor) -> None:
+    """vLLM's own checks that need the model: token ids in its vocabulary, as many log-probabilities as it gives.
+
+    Raises:
+        ConfigurationError: a value that this model cannot have.
+    """
+    try:
+        params.verify(
+            processor.model_config,
+            processor.speculative_config,
+            processor.structured_outputs_config,
+            processor.tokenizer,
+        )
+    except Exception as error:  # vLLM's own validation errors have no common base with Python's
+        raise ConfigurationError(f"sampling parameters: {error}") from error
 
 
 def _check_types(params: SamplingParams) -> None:

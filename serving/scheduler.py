@@ -18,6 +18,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.request import Request, RequestStatus
 
+from stream2llm_sdk.serving.orphans import end_with_parent
 from stream2llm_sdk.serving.planner import Candidate, Limits, Plan, Planner
 from stream2llm_sdk.serving.policies import IdleFirst, SchedulingPolicy, make_policy
 from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY
@@ -54,6 +55,7 @@ class Stream2LLMScheduler(StreamingPromptScheduler):
         self._plan_failed = False
         # Waiting requests outside the plan, while vLLM schedules it.
         self._num_hidden = 0
+        end_with_parent()
 
     def limits(self) -> dict[str, Any]:
         return {**super().limits(), "policy": self.scheduling_policy.name}

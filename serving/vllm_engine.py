@@ -28,7 +28,7 @@ from stream2llm_sdk.main_guard import require_main_guard
 from stream2llm_sdk.serving.engine import EngineLimits, StreamOutput
 from stream2llm_sdk.serving.lcp import TokenArray
 from stream2llm_sdk.serving.policies import make_policy
-from stream2llm_sdk.serving.sampling import make_sampling_params
+from stream2llm_sdk.serving.sampling import make_sampling_params, verify_for_model
 from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY
 from stream2llm_sdk.serving.vllm_stream import Stream2LLMStream, checked_token_ids
 from stream2llm_sdk.tasks import uncancelled
@@ -321,6 +321,7 @@ class Stream2LLMEngine:
         ):
             raise ConfigurationError(f"arrival_time={arrival_time!r}: give seconds since the epoch")
         params = make_sampling_params(sampling, on_cpu=self._on_cpu)
+        verify_for_model(params, llm.input_processor)
         tokens = checked_token_ids(token_ids, int(llm.model_config.get_vocab_size()))
         stream = Stream2LLMStream(
             self,
@@ -370,6 +371,7 @@ class Stream2LLMEngine:
         self, request_id: str, token_ids: list[int], params: SamplingParams, arrival_time: float
     ) -> RequestOutputCollector:
         """Hands a request to vLLM. On any failure vLLM is left without it."""
+        from vllm.exceptions import VLLMClientError
         from vllm.inputs import TokensPrompt
 
         llm = self._running()
@@ -380,7 +382,7 @@ class Stream2LLMEngine:
         except BaseException as error:
             if not llm.errored:
                 await uncancelled(llm.abort(request_id))
-            if isinstance(error, ValueError):
+            if isinstance(error, (ValueError, VLLMClientError)):
                 raise PromptError(f"{request_id}: vLLM refuses the request: {error}") from error
             if isinstance(error, Exception):
                 raise self.translated(error) from error

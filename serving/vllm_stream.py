@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from stream2llm_sdk.trail import EventTrail
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+    from vllm.logprobs import Logprob
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
     from stream2llm_sdk.serving.vllm_engine import Stream2LLMEngine
@@ -316,7 +317,12 @@ class Stream2LLMStream:
         reason = completion.finish_reason
         if reason is None and output.finished:
             reason = "abort"
-        return StreamOutput(tuple(completion.token_ids), completion.text, str(reason) if reason is not None else None)
+        return StreamOutput(
+            tuple(completion.token_ids),
+            completion.text,
+            str(reason) if reason is not None else None,
+            None if completion.logprobs is None else tuple(map(_logprobs, completion.logprobs)),
+        )
 
     async def progress(self) -> StreamProgress:
         """Where the request stands; all zero before the first token was sent and after the end."""
@@ -341,6 +347,10 @@ class Stream2LLMStream:
         if trail.is_complete:
             self._trail = trail
         return trail
+
+
+def _logprobs(position: Mapping[int, Logprob]) -> dict[int, float]:
+    return {token_id: entry.logprob for token_id, entry in position.items()}
 
 
 def _consume_exception(task: asyncio.Task[Any]) -> None:

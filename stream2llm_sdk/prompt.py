@@ -81,6 +81,7 @@ class PromptAssembler:
         self.max_chunk_tokens = positive_or_none("max_chunk_tokens", max_chunk_tokens)
         self.max_context_tokens = positive_or_none("max_context_tokens", max_context_tokens)
         self.order = _order(order)
+        _check_types(tokenizer, format_chunk, template_arguments, system=system, user=user, separator=separator)
         frame = render_frame(
             tokenizer,
             system=system,
@@ -164,6 +165,24 @@ class PromptAssembler:
                 raise ConfigurationError(
                     f"{name}={value} holds no text: a chunk takes {least} tokens or more, separator included"
                 )
+
+
+def _check_types(
+    tokenizer: Any, formatter: Any, template_arguments: Any, *, system: Any, user: Any, separator: Any
+) -> None:
+    if not callable(tokenizer) or not callable(getattr(tokenizer, "apply_chat_template", None)):
+        raise ConfigurationError(
+            f"tokenizer must be a loaded tokenizer, not {type(tokenizer).__name__}: load_tokenizer(model) makes one"
+        )
+    for name, text in (("system", system or ""), ("user", user), ("separator", separator)):
+        if not isinstance(text, str):
+            raise ConfigurationError(f"{name} must be a str, not {type(text).__name__}: {text!r:.80}")
+    if not callable(formatter):
+        raise ConfigurationError(f"format_chunk must be a function from Chunk to str, not {type(formatter).__name__}")
+    if template_arguments is not None and not isinstance(template_arguments, Mapping):
+        raise ConfigurationError(
+            f"template_arguments must be a mapping of the template's variables, not {type(template_arguments).__name__}"
+        )
 
 
 def _positive(name: str, value: int) -> int:

@@ -39,6 +39,9 @@ _ASSEMBLER_OPTIONS = (
 )
 
 
+_MAX_MODEL_LEN_UNKNOWN = 1 << 31
+
+
 class StreamingRAG:
     """Answers questions with context that streams into the model while it is being retrieved.
 
@@ -137,7 +140,7 @@ class StreamingRAG:
         return self
 
     async def _start(self) -> None:
-        tasks = [asyncio.create_task(self._start_engine()), asyncio.create_task(self._load_tokenizer())]
+        tasks = [asyncio.create_task(self._start_engine())]
         tasks += [asyncio.create_task(_warm_up(retriever)) for retriever in self.retrievers.values()]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -155,17 +158,23 @@ class StreamingRAG:
 
     def _make_assembler(self) -> PromptAssembler:
         assert self._engine is not None
-        assert self._tokenizer is not None
         limits = self._engine.limits
+        return self._assembler_for(min(limits.max_model_len, limits.max_prompt_tokens + 1))
+
+    def _assembler_for(self, max_model_len: int) -> PromptAssembler:
+        assert self._tokenizer is not None
         return PromptAssembler(
             self._tokenizer,
-            max_model_len=min(limits.max_model_len, limits.max_prompt_tokens + 1),
+            max_model_len=max_model_len,
             max_answer_tokens=self.max_answer_tokens,
             max_context_tokens=self.max_context_tokens,
             **self._prompt_options,
         )
 
     async def _start_engine(self) -> None:
+        await self._load_tokenizer()
+        # What is wrong with the prompt's options is said now, and not when the engine is up.
+        await asyncio.to_thread(self._assembler_for, _MAX_MODEL_LEN_UNKNOWN)
         if self._owns_engine:
             from stream2llm_sdk.serving.vllm_engine import Stream2LLMEngine
 

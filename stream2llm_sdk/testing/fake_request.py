@@ -206,5 +206,5 @@ class FakeRequest:
 
 
 def _output(text: str, token_ids: tuple[int, ...], finish_reason: str | None) -> Any:
-    completion = SimpleNamespace(text=text, token_ids=token_ids, finish_reason=finish_reason)
+    completion = SimpleNamespace(text=text, token_ids=token_ids, finish_reason=finish_reason, logprobs=None)
     return SimpleNamespace(outputs=[completion], finished=finish_reason is not None)

@@ -525,6 +525,11 @@ def test_chunks_without_text_are_dropped_and_listed(byte_assembler: Callable[...
         ({"user": "{context}"}, "{question}"),
         ({"user": "{question} {context}"}, "behind it"),
         ({"user": "{context}{context}{question}"}, "once"),
+        ({"user": 5}, "user must be a str, not int"),
+        ({"system": b"Answer."}, "system must be a str, not bytes"),
+        ({"separator": 5}, "separator must be a str, not int"),
+        ({"format_chunk": "{text}"}, "format_chunk must be a function"),
+        ({"template_arguments": ["x"]}, "template_arguments must be a mapping"),
     ],
 )
 def test_options_that_cannot_work_are_named(
@@ -532,6 +537,12 @@ def test_options_that_cannot_work_are_named(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         byte_assembler(**options)
+
+
+def test_a_tokenizer_that_is_a_name_is_refused() -> None:
+    name: Any = "gpt2"
+    with pytest.raises(ConfigurationError, match=r"tokenizer must be a loaded tokenizer, not str.*load_tokenizer"):
+        PromptAssembler(name, max_model_len=500, max_answer_tokens=9)
 
 
 # Order

@@ -393,6 +393,16 @@ async def test_a_start_may_be_cancelled_at_any_moment(
     assert num_steps > 4
 
 
+@pytest.mark.parametrize(("option", "value"), [("user", "no slots"), ("separator", 5), ("chat_template", "{{")])
+async def test_bad_prompt_options_are_said_before_an_engine_starts(
+    started_engine: type[StartedEngine], option: str, value: Any
+) -> None:
+    rag = rag_with_its_own_engine(ScriptedRetriever([A]), **{option: value})
+    with pytest.raises(ConfigurationError, match=option):
+        await rag.start()
+    assert not started_engine.made
+
+
 async def test_a_start_that_fails_closes_what_it_started(started_engine: type[StartedEngine]) -> None:
     before = asyncio.all_tasks()
     started_engine.error = EngineStartError("no memory")
@@ -415,7 +425,8 @@ async def test_retrievers_are_warmed_up_while_the_engine_starts(started_engine: 
         is_warm = False
 
         async def warm_up(self) -> None:
-            await asyncio.sleep(0)
+            while not started_engine.made:
+                await asyncio.sleep(0)
             assert not started_engine.made[0].is_started
             self.is_warm = True
 

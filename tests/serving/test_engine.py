@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,10 @@ async def test_the_trail_tells_the_request_from_begin_to_end(engine: Stream2LLME
         ([3], {"ignore_eos": 1}, ConfigurationError, "bool"),
         ([3], {"max_tokens": True}, ConfigurationError, "max_tokens=True"),
         ([3], {"min_tokens": 1.5, "max_tokens": 4}, ConfigurationError, "min_tokens|int"),
+        ([3], {"logit_bias": {9_999: 1.0}}, ConfigurationError, "9999"),
+        ([3], {"allowed_token_ids": [9_999]}, ConfigurationError, "allowed_token_ids"),
+        ([3], {"stop_token_ids": [9_999]}, ConfigurationError, "9999"),
+        ([3], {"logprobs": 1_000_000}, ConfigurationError, "1000000"),
     ],
 )
 async def test_bad_requests_are_refused(
@@ -238,6 +243,19 @@ async def test_bad_requests_are_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         await engine.open(prompt, sampling, finished=True)
+
+
+async def test_logprobs_come_with_the_tokens(engine: Stream2LLMEngine) -> None:
+    stream = await engine.open(tokens(random.Random(6), 40), {**GREEDY, "logprobs": 2})
+    await stream.finish()
+    outputs = [output async for output in stream]
+    for output in outputs:
+        assert output.logprobs is not None
+        for token_id, logprobs in zip(output.token_ids, output.logprobs, strict=True):
+            assert len(logprobs) == 2
+            assert max(logprobs, key=logprobs.__getitem__) == token_id
+            assert logprobs[token_id] < 0
+    assert sum(len(output.token_ids) for output in outputs) == GREEDY["max_tokens"]
 
 
 async def test_a_refused_update_leaves_the_stream_as_it_was(engine: Stream2LLMEngine) -> None:
@@ -392,6 +410,36 @@ async def test_an_engine_that_was_not_started_says_so(model: Path) -> None:
 async def test_a_model_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot serve"):
         await Stream2LLMEngine(tmp_path, progress=None).start()
+
+
+async def test_a_killed_program_leaves_no_process(model: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"""
+import asyncio
+import psutil
+from stream2llm_sdk.serving import Stream2LLMEngine
+
+async def main():
+    async with Stream2LLMEngine({str(model)!r}, progress=None, **{ENGINE_ARGS!r}):
+        print(*[child.pid for child in psutil.Process().children(recursive=True)], flush=True)
+        await asyncio.sleep(600)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+    )
+    running = await asyncio.create_subprocess_exec(sys.executable, program, stdout=asyncio.subprocess.PIPE)
+    assert running.stdout is not None
+    pids = list(map(int, (await running.stdout.readline()).split()))
+    assert len(pids) >= 2
+    children = [psutil.Process(pid) for pid in pids]
+    running.kill()
+    await running.wait()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=30)
+    for child in alive:
+        child.kill()
+    assert not alive
 
 
 async def test_when_the_core_dies_every_stream_hears_of_it(model: Path) -> None:
