@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import uuid
-import warnings
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,48 +17,24 @@ from stream2llm_sdk.errors import (
     ConfigurationError,
     EngineDeadError,
     EngineError,
-    EngineStartError,
-    MissingExtraError,
     PromptError,
     Stream2LLMError,
-    UnsupportedFeatureError,
 )
 from stream2llm_sdk.main_guard import require_main_guard
 from stream2llm_sdk.serving.engine import EngineLimits, StreamOutput
 from stream2llm_sdk.serving.lcp import TokenArray
 from stream2llm_sdk.serving.policies import make_policy
 from stream2llm_sdk.serving.sampling import make_sampling_params, verify_for_model
-from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY
+from stream2llm_sdk.serving.vllm_start import build, end, supported
 from stream2llm_sdk.serving.vllm_stream import Stream2LLMStream, checked_token_ids
 from stream2llm_sdk.tasks import uncancelled
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
-    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
 __all__ = ["Stream2LLMEngine"]
-
-_SCHEDULER = "stream2llm_sdk.serving.scheduler.Stream2LLMScheduler"
-
-# vLLM options that streaming prompts do not work with, or that the engine decides itself.
-_UNSUPPORTED_ENGINE_ARGS = {
-    "speculative_config": "speculative decoding is not supported with streaming prompts",
-    "pipeline_parallel_size": "pipeline parallelism is not supported with streaming prompts; use tensor_parallel_size",
-    "data_parallel_size": "run one engine for each replica instead",
-    "kv_transfer_config": "KV connectors are not supported with streaming prompts",
-    "scheduler_cls": "the engine brings its own scheduler; choose a policy with policy=",
-    "scheduler_reserve_full_isl": "an open prompt has no full length to reserve",
-    "skip_tokenizer_init": "the engine needs the tokenizer for the end-of-sequence token",
-}
-
-_QUIET_ENVIRONMENT = {
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "PYTHONWARNINGS": "ignore::FutureWarning",
-}
 
 
 class Stream2LLMEngine:
@@ -98,16 +73,12 @@ class Stream2LLMEngine:
         progress: Callable[[str], None] | bool | None = True,
         **engine_args: Any,
     ) -> None:
-        for name, why in _UNSUPPORTED_ENGINE_ARGS.items():
-            if engine_args.get(name) not in (None, 1):
-                raise UnsupportedFeatureError(f"{name}={engine_args[name]!r}: {why}")
-            engine_args.pop(name, None)
         self.model = os.fspath(model)
         self.policy = make_policy(policy or os.environ.get("SCHEDULER_TYPE") or "FCFS").name
         self._engine_args = {
             "max_model_len": max_model_len,
             "enable_prefix_caching": enable_prefix_caching,
-            **engine_args,
+            **supported(engine_args),
         }
         self._progress = _print_to_stderr if progress is True else progress or None
         self._llm: AsyncLLM | None = None
@@ -146,7 +117,9 @@ class Stream2LLMEngine:
         self._report(f"starting the engine with {self.model} (policy {self.policy}); this takes a while")
         self._loop = asyncio.get_running_loop()
         abandoned = threading.Event()
-        building = asyncio.ensure_future(asyncio.to_thread(self._build, abandoned))
+        building = asyncio.ensure_future(
+            asyncio.to_thread(build, self.model, self.policy, self._engine_args, abandoned)
+        )
         try:
             self._llm = await asyncio.shield(building)
         except asyncio.CancelledError:
@@ -154,80 +127,16 @@ class Stream2LLMEngine:
             self._report("the start was cancelled; ending the engine's processes")
             await asyncio.wait({building})
             if building.exception() is None and (built := building.result()) is not None:
-                await uncancelled(asyncio.to_thread(_end, built))
+                await uncancelled(asyncio.to_thread(end, built))
             raise
         try:
+            self._on_cpu = self._llm.vllm_config.device_config.device_type == "cpu"
             self._limits = EngineLimits(**_only(EngineLimits, await self.call("limits", [])))
         except BaseException:
             await self._shut_down()
             raise
         self._watcher = asyncio.create_task(self._watch(), name="stream2llm-engine-watcher")
         self._report(f"engine ready after {time.monotonic() - started_s:.0f} s: {self._describe()}")
-
-    def _build(self, abandoned: threading.Event) -> AsyncLLM | None:
-        """Blocks until the engine's processes are up. Runs in a thread, and ends them there if nobody waits."""
-        for name, value in _QUIET_ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\..*")
-        try:
-            import vllm  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise MissingExtraError("vLLM", "cpu", "gpu") from error
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        arguments = self._vllm_arguments()
-        try:
-            llm = AsyncLLM.from_engine_args(arguments)
-        except (ValueError, TypeError, OSError) as error:
-            raise ConfigurationError(f"vLLM cannot serve {self.model!r}: {error}") from error
-        except Exception as error:
-            raise EngineStartError(
-                f"the engine's processes did not start: {error}. Set VLLM_LOGGING_LEVEL=INFO to see their logs"
-            ) from error
-        if abandoned.is_set():
-            _end(llm)
-            return None
-        return llm
-
-    def _vllm_arguments(self) -> AsyncEngineArgs:
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.platforms import current_platform
-
-        self._on_cpu = current_platform.is_cpu()
-        arguments: dict[str, Any] = {
-            "disable_log_stats": True,
-            "use_tqdm_on_load": False,
-            "scheduler_cls": _SCHEDULER,
-            "scheduler_reserve_full_isl": False,
-            **(self._cpu_defaults() if self._on_cpu else {}),
-            **self._engine_args,
-        }
-        arguments["additional_config"] = {
-            **(arguments.get("additional_config") or {}),
-            EXTRA_ARGS_KEY: {"policy": self.policy},
-        }
-        try:
-            return AsyncEngineArgs(model=self.model, **arguments)
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"engine arguments: {error}") from error
-
-    def _cpu_defaults(self) -> dict[str, Any]:
-        cores = sorted(os.sched_getaffinity(0))
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
-        os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
-        # Retrieval shares the cores. Threads that spin while they wait for each other keep it, and then themselves,
-        # from running: with one busy core, prefill was 5 times slower.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        return {
-            **({} if _cpu_has_bfloat16() else {"dtype": "float32"}),
-            "enforce_eager": True,
-            "async_scheduling": False,
-            "block_size": 32,
-            # A step is not interrupted by a chunk that arrives, so steps are kept short where compute is slow.
-            "max_num_batched_tokens": 512,
-            "max_num_seqs": 32,
-            "kv_cache_memory_bytes": 1 << 30,
-        }
 
     def _describe(self) -> str:
         limits = self.limits
@@ -256,7 +165,7 @@ class Stream2LLMEngine:
     async def _shut_down(self) -> None:
         llm, self._llm = self._llm, None
         if llm is not None:
-            await asyncio.to_thread(_end, llm)
+            await asyncio.to_thread(end, llm)
 
     async def __aenter__(self) -> Stream2LLMEngine:
         return await self.start()
@@ -488,25 +397,3 @@ def _print_to_stderr(line: str) -> None:
 def _only(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     names = kind.__dataclass_fields__  # type: ignore[attr-defined]
     return {name: value for name, value in values.items() if name in names}
-
-
-def _end(llm: AsyncLLM) -> None:
-    """Ends the engine's processes, and returns when they have ended."""
-    manager = llm.engine_core.resources.engine_manager
-    processes = list(getattr(manager, "processes", ()))
-    llm.shutdown()
-    for process in processes:
-        process.join(timeout=10)
-        if process.is_alive():
-            process.kill()
-            process.join()
-
-
-def _cpu_has_bfloat16() -> bool:
-    """Whether the processor computes in bfloat16 itself; where it does not, float32 is about 3 times faster."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            flags = set(file.read().split())
-    except OSError:
-        return False
-    return not flags.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})

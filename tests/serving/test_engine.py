@@ -379,6 +379,7 @@ async def test_many_streams_at_once(engine: Stream2LLMEngine) -> None:
         ({"pipeline_parallel_size": 2}, UnsupportedFeatureError, "pipeline"),
         ({"data_parallel_size": 2}, UnsupportedFeatureError, "data_parallel_size=2"),
         ({"scheduler_cls": "x.Y"}, UnsupportedFeatureError, "policy"),
+        ({"scheduler_reserve_full_isl": True}, UnsupportedFeatureError, "scheduler_reserve_full_isl=True"),
         ({"policy": "BEST"}, ConfigurationError, "DEFAULT_VLLM, FCFS"),
     ],
 )
@@ -387,6 +388,11 @@ async def test_engine_arguments_that_cannot_work_are_refused_at_once(
 ) -> None:
     with pytest.raises(error, match=words):
         Stream2LLMEngine(model, **arguments)
+
+
+async def test_engine_arguments_that_ask_for_nothing_are_taken(model: Path) -> None:
+    off = {"pipeline_parallel_size": 1, "scheduler_reserve_full_isl": False, "skip_tokenizer_init": False}
+    Stream2LLMEngine(model, speculative_config=None, **off)
 
 
 async def test_the_environment_chooses_the_policy(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

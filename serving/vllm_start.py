@@ -1,0 +1,147 @@
+"""How the embedded engine's processes start and end: arguments, defaults for the device, errors that say why."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from stream2llm_sdk.errors import ConfigurationError, EngineStartError, MissingExtraError, UnsupportedFeatureError
+from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+__all__ = ["build", "end", "supported"]
+
+_SCHEDULER = "stream2llm_sdk.serving.scheduler.Stream2LLMScheduler"
+
+# vLLM options that streaming prompts do not work with, or that the engine decides itself: the value besides None that
+# asks for nothing, and why others are refused.
+_UNSUPPORTED_ENGINE_ARGS: dict[str, tuple[object, str]] = {
+    "speculative_config": (None, "speculative decoding is not supported with streaming prompts"),
+    "pipeline_parallel_size": (
+        1,
+        "pipeline parallelism is not supported with streaming prompts; use tensor_parallel_size",
+    ),
+    "data_parallel_size": (1, "run one engine for each replica instead"),
+    "kv_transfer_config": (None, "KV connectors are not supported with streaming prompts"),
+    "scheduler_cls": (None, "the engine brings its own scheduler; choose a policy with policy="),
+    "scheduler_reserve_full_isl": (False, "an open prompt has no full length to reserve"),
+    "skip_tokenizer_init": (False, "the engine needs the tokenizer for the end-of-sequence token"),
+}
+
+_QUIET_ENVIRONMENT = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONWARNINGS": "ignore::FutureWarning",
+}
+
+
+def supported(engine_args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments without those that are decided here.
+
+    Raises:
+        UnsupportedFeatureError: one of them asks for what streaming prompts do not work with.
+    """
+    for name, (off, why) in _UNSUPPORTED_ENGINE_ARGS.items():
+        value = engine_args.get(name)
+        if value is not None and (type(value) is not type(off) or value != off):
+            raise UnsupportedFeatureError(f"{name}={value!r}: {why}")
+    return {name: value for name, value in engine_args.items() if name not in _UNSUPPORTED_ENGINE_ARGS}
+
+
+def build(model: str, policy: str, engine_args: Mapping[str, Any], abandoned: threading.Event) -> AsyncLLM | None:
+    """Starts the engine's processes and blocks until they are up. If `abandoned` is set by then, ends them again.
+
+    Raises:
+        MissingExtraError: vLLM is not installed.
+        ConfigurationError: vLLM refuses an argument.
+        EngineStartError: the processes did not come up.
+    """
+    for name, value in _QUIET_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\..*")
+    try:
+        import vllm  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("vLLM", "cpu", "gpu") from error
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    arguments = _vllm_arguments(model, policy, engine_args)
+    try:
+        llm = AsyncLLM.from_engine_args(arguments)
+    except (ValueError, TypeError, OSError) as error:
+        raise ConfigurationError(f"vLLM cannot serve {model!r}: {error}") from error
+    except Exception as error:
+        raise EngineStartError(
+            f"the engine's processes did not start: {error}. Set VLLM_LOGGING_LEVEL=INFO to see their logs"
+        ) from error
+    if abandoned.is_set():
+        end(llm)
+        return None
+    return llm
+
+
+def end(llm: AsyncLLM) -> None:
+    """Ends the engine's processes, and returns when they have ended."""
+    manager = llm.engine_core.resources.engine_manager
+    processes = list(getattr(manager, "processes", ()))
+    llm.shutdown()
+    for process in processes:
+        process.join(timeout=10)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _vllm_arguments(model: str, policy: str, engine_args: Mapping[str, Any]) -> AsyncEngineArgs:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+
+    arguments: dict[str, Any] = {
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "scheduler_cls": _SCHEDULER,
+        "scheduler_reserve_full_isl": False,
+        **(_cpu_defaults() if current_platform.is_cpu() else {}),
+        **engine_args,
+    }
+    arguments["additional_config"] = {**(arguments.get("additional_config") or {}), EXTRA_ARGS_KEY: {"policy": policy}}
+    try:
+        return AsyncEngineArgs(model=model, **arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"engine arguments: {error}") from error
+
+
+def _cpu_defaults() -> dict[str, Any]:
+    cores = sorted(os.sched_getaffinity(0))
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
+    os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
+    # Retrieval shares the cores. Threads that spin while they wait for each other keep it, and then themselves,
+    # from running: with one busy core, prefill was 5 times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    return {
+        **({} if _cpu_has_bfloat16() else {"dtype": "float32"}),
+        "enforce_eager": True,
+        "async_scheduling": False,
+        "block_size": 32,
+        # A step is not interrupted by a chunk that arrives, so steps are kept short where compute is slow.
+        "max_num_batched_tokens": 512,
+        "max_num_seqs": 32,
+        "kv_cache_memory_bytes": 1 << 30,
+    }
+
+
+def _cpu_has_bfloat16() -> bool:
+    """Whether the processor computes in bfloat16 itself; where it does not, float32 is about 3 times faster."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            flags = set(file.read().split())
+    except OSError:
+        return False
+    return not flags.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
