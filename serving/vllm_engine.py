@@ -121,7 +121,7 @@ class Stream2LLMEngine:
             asyncio.to_thread(build, self.model, self.policy, self._engine_args, abandoned)
         )
         try:
-            self._llm = await asyncio.shield(building)
+            llm = await asyncio.shield(building)
         except asyncio.CancelledError:
             abandoned.set()
             self._report("the start was cancelled; ending the engine's processes")
@@ -129,8 +129,10 @@ class Stream2LLMEngine:
             if building.exception() is None and (built := building.result()) is not None:
                 await uncancelled(asyncio.to_thread(end, built))
             raise
+        assert llm is not None  # it is given up only after a cancellation
+        self._llm = llm
+        self._on_cpu = llm.vllm_config.device_config.device_type == "cpu"
         try:
-            self._on_cpu = self._llm.vllm_config.device_config.device_type == "cpu"
             self._limits = EngineLimits(**_only(EngineLimits, await self.call("limits", [])))
         except BaseException:
             await self._shut_down()
