@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stream2llm_sdk.serving.kv_blocks import CacheHit, KVBlocks
-from stream2llm_sdk.serving.policies import VictimOrder
+from stream2llm_sdk.serving.victims import VictimOrder
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -21,28 +21,32 @@ class Candidate:
 
     Attributes:
         request: vLLM's request.
-        key: its policy key; smaller is served first.
+        key: its place in the order: smaller is served first, and no two requests have the same.
         num_wanted: tokens that it could use now, had it no limit and no cache hit; 0 for an idle stream.
         num_held_back: last prompt tokens that must not be computed yet (1 while the prompt is open).
         is_running: whether vLLM runs it.
         is_ready: whether it may be scheduled now.
-        is_evictable: whether its blocks may be taken away now.
         needs_slot: whether admitting it takes one of the engine's request slots.
         frees_slot: whether preempting it returns a slot.
         is_idle: an open stream that waits for its next chunk.
-        rank: its place in the order, set by the planner.
+        is_guarded: it lost its KV before and has not got past that point yet.
+        completion_s: when its prompt is expected to be complete, on the monotonic clock.
+        admission: its number in the order of admission.
+        rank: its place among those that hold KV, set by the planner when it looks for victims.
     """
 
     request: Request
-    key: tuple[object, ...]
+    key: tuple[Any, ...]
     num_wanted: int
     num_held_back: int
     is_running: bool
     is_ready: bool
-    is_evictable: bool
     needs_slot: bool
     frees_slot: bool
     is_idle: bool = False
+    is_guarded: bool = False
+    completion_s: float = 0.0
+    admission: int = 0
     rank: int = 0
 
 
@@ -54,6 +58,7 @@ class Limits:
         num_tokens: the step's token budget.
         num_tokens_per_prefill: longest prefill chunk of one request; 0 for no limit.
         num_slots: free request slots.
+        num_running: requests that run.
         watermark_blocks: blocks that stay free when a waiting request is admitted beside running ones.
         lookahead_tokens: slots that speculative decoding wants behind each request.
     """
@@ -61,6 +66,7 @@ class Limits:
     num_tokens: int
     num_tokens_per_prefill: int
     num_slots: int
+    num_running: int
     watermark_blocks: int
     lookahead_tokens: int
 
@@ -89,47 +95,51 @@ class Plan:
         return min(num_wanted, self.num_tokens.get(request_id, 0))
 
 
+Holders = Callable[[], Iterable[Candidate]]
+"""Gives the requests whose KV may be taken now. Called at most once a plan, and only when memory is short."""
+
+
 class Planner:
     """Walks the requests once in the policy's order and accounts for tokens, blocks and slots.
 
     A request that lacks blocks takes them from holders that come later in the order, or that are idle; never from
     one that the plan already serves. What is at the top of the order can take everything else, so it always makes
-    progress.
+    progress. A holder that was preempted before and has not got further since loses its KV only where nobody would
+    be served otherwise.
     """
 
     def __init__(self, kv: KVBlocks, victim_order: VictimOrder) -> None:
         self._kv = kv
         self._victim_order = victim_order
 
-    def plan(self, candidates: Sequence[Candidate], limits: Limits) -> Plan:
-        order = sorted(candidates, key=lambda candidate: candidate.key)
-        for rank, candidate in enumerate(order):
-            candidate.rank = rank
-        return _Walk(self._kv, self._victim_order, order, limits).run()
+    def plan(self, candidates: Iterable[Candidate], holders: Holders, limits: Limits) -> Plan:
+        """The plan of one step. `candidates` come in the order of their keys; no more of them are asked for than
+        can be served."""
+        return _Walk(self._kv, self._victim_order, holders, limits).run(candidates)
 
 
 class _Walk:
     """The state of one planning pass."""
 
-    def __init__(self, kv: KVBlocks, victim_order: VictimOrder, order: list[Candidate], limits: Limits) -> None:
+    def __init__(self, kv: KVBlocks, victim_order: VictimOrder, holders: Holders, limits: Limits) -> None:
         self.kv = kv
-        self.order = order
         self.limits = limits
         self.plan = Plan()
         self.num_tokens = limits.num_tokens
         self.num_slots = limits.num_slots
         self.num_free = kv.num_free
-        self.num_running = sum(candidate.is_running for candidate in order)
+        self.num_running = limits.num_running
         self._victim_order = victim_order
+        self._all_holders = holders
         self._holders: list[Candidate] | None = None
         self._evicted: set[str] = set()
 
-    def run(self) -> Plan:
-        for candidate in self.order:
-            if self.num_tokens <= 0:
-                break
+    def run(self, candidates: Iterable[Candidate]) -> Plan:
+        for candidate in candidates:
             if candidate.is_ready and candidate.request.request_id not in self._evicted:
                 self._consider(candidate)
+                if self.num_tokens <= 0:
+                    break
         return self.plan
 
     def _consider(self, candidate: Candidate) -> None:
@@ -224,14 +234,18 @@ class _Walk:
     def _victims_for(self, candidate: Candidate) -> list[Candidate]:
         """Holders that may lose their blocks to `candidate`, first victim first."""
         if self._holders is None:
-            holders = [holder for holder in self.order if holder.is_evictable]
-            self._holders = sorted(holders, key=lambda h: self._victim_order.key(h.rank, h.is_idle))
-        served = self.plan.num_tokens
-        return [
-            holder
-            for holder in self._holders
-            if holder is not candidate
-            and holder.request.request_id not in served
-            and holder.request.request_id not in self._evicted
-            and (holder.is_idle or holder.rank > candidate.rank)
-        ]
+            self._holders = sorted(self._all_holders(), key=lambda holder: holder.key)
+            for rank, holder in enumerate(self._holders):
+                holder.rank = rank
+            self._holders.sort(key=lambda holder: (holder.is_guarded, self._victim_order.key(holder)))
+        return [holder for holder in self._holders if self._may_take(candidate, holder)]
+
+    def _may_take(self, candidate: Candidate, holder: Candidate) -> bool:
+        request_id = holder.request.request_id
+        if request_id in self.plan.num_tokens or request_id in self._evicted:
+            return False
+        if holder.request is candidate.request:
+            return False
+        if holder.is_idle:
+            return True
+        return holder.key > candidate.key and not (holder.is_guarded and self.plan.num_tokens)

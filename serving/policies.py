@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stream2llm_sdk.errors import ConfigurationError
@@ -11,66 +12,194 @@ if TYPE_CHECKING:
 
     from stream2llm_sdk.serving.streaming_prompt import StreamingPrompt
 
-__all__ = ["FCFS", "POLICIES", "DefaultVLLM", "IdleFirst", "SchedulingPolicy", "VictimOrder", "make_policy"]
+__all__ = [
+    "FCFS",
+    "LCAS",
+    "MCPS",
+    "POLICIES",
+    "SJF",
+    "SRPF",
+    "SVF",
+    "DefaultVLLM",
+    "OneBitSVF",
+    "SchedulingPolicy",
+    "Standing",
+    "make_policy",
+]
 
 Key = tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class Standing:
+    """What a policy may rank a request by.
+
+    Attributes:
+        request: vLLM's request.
+        prompt: its streaming prompt; None for a request that did not come through the SDK.
+        is_admitted: whether it runs or holds KV.
+        final_num_tokens: the length that its prompt is expected to end with; the length itself once it is complete.
+        completion_s: when an open prompt is expected to be complete, or when it was, on the monotonic clock.
+        last_chunk_s: when its last chunk arrived, on the monotonic clock.
+        num_output_tokens: the output that it is expected to give, in all.
+        is_long: whether that is expected to be a long one (1 bit).
+        class_num_output_tokens: mean output of its class, long or short.
+    """
+
+    request: Request
+    prompt: StreamingPrompt | None
+    is_admitted: bool
+    final_num_tokens: int
+    completion_s: float
+    last_chunk_s: float
+    num_output_tokens: int
+    is_long: bool = False
+    class_num_output_tokens: float = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more prompt may come."""
+        return self.prompt is not None and self.prompt.is_open
 
 
 class SchedulingPolicy(Protocol):
     """Ranks requests: the smallest key first. Equal keys keep the order of admission.
 
+    A key is asked for when something happened to the request (it came, its prompt changed, it was admitted or
+    preempted, its forecast changed), so it must not depend on the time of the call.
+
     Attributes:
         name: as in `SCHEDULER_TYPE`.
         plans_plain_requests: whether steps without any open stream are planned too. Where a policy's order of plain
             requests is vLLM's own, such steps are left to vLLM.
+        follows_progress: whether keys change with the tokens that a step computes.
+        uses_forecasts: whether keys depend on what is expected of open prompts or of outputs.
+        looks_ahead: whether a request is admitted only if all that were admitted can end in the memory there is.
     """
 
     name: str
     plans_plain_requests: bool
+    follows_progress: bool
+    uses_forecasts: bool
+    looks_ahead: bool
 
-    def key(self, request: Request, prompt: StreamingPrompt | None, admitted: bool) -> Key:
-        """The rank of a request. `prompt` is None for a request that did not come through the SDK; `admitted` says
-        whether it already runs or holds KV."""
+    def key(self, standing: Standing) -> Key:
+        """The rank of a request."""
         ...
 
 
-class DefaultVLLM:
+class _Policy:
+    plans_plain_requests = False
+    follows_progress = False
+    uses_forecasts = False
+    looks_ahead = False
+
+
+class DefaultVLLM(_Policy):
     """vLLM's own order: what runs goes before what waits; a waiting request never preempts a running one."""
 
     name = "DEFAULT_VLLM"
-    plans_plain_requests = False
 
-    def key(self, request: Request, prompt: StreamingPrompt | None, admitted: bool) -> Key:
-        return (not admitted, request.priority)
+    def key(self, standing: Standing) -> Key:
+        return (not standing.is_admitted, standing.request.priority)
 
 
-class FCFS:
+class FCFS(_Policy):
     """Complete requests before open ones, each by arrival (Stream2LLM's `fcfs`)."""
 
     name = "FCFS"
-    plans_plain_requests = False
 
-    def key(self, request: Request, prompt: StreamingPrompt | None, admitted: bool) -> Key:
-        return (prompt is not None and prompt.is_open, request.priority, request.arrival_time)
-
-
-class VictimOrder(Protocol):
-    """Ranks the holders of KV that a plan leaves out: the smallest key loses its blocks first."""
-
-    def key(self, rank: int, idle: bool) -> Key:
-        """`rank` is the request's place in the policy's order (0 is served first), `idle` whether it is an open
-        stream that waits for its next chunk."""
-        ...
+    def key(self, standing: Standing) -> Key:
+        return (standing.is_open, standing.request.priority, standing.request.arrival_time)
 
 
-class IdleFirst:
-    """Idle streams first, then whoever would be served last."""
+class LCAS(_Policy):
+    """Last Chunk Arrival Scheduling: complete requests before open ones, the oldest last chunk first (Stream2LLM's
+    `lcas`, as its code has it: the prose says most recent first)."""
 
-    def key(self, rank: int, idle: bool) -> Key:
-        return (not idle, -rank)
+    name = "LCAS"
+
+    def key(self, standing: Standing) -> Key:
+        return (standing.is_open, standing.request.priority, standing.last_chunk_s)
 
 
-POLICIES: dict[str, type[DefaultVLLM] | type[FCFS]] = {policy.name: policy for policy in (DefaultVLLM, FCFS)}
+class MCPS(_Policy):
+    """Most Chunks Processed Scheduling: most computed tokens first (Stream2LLM's `mcps`)."""
+
+    name = "MCPS"
+    plans_plain_requests = True
+    follows_progress = True
+
+    def key(self, standing: Standing) -> Key:
+        return (standing.request.priority, -standing.request.num_computed_tokens)
+
+
+class SJF(_Policy):
+    """Shortest Job First: the shortest expected output first, whatever the prompt; for comparison."""
+
+    name = "SJF"
+    plans_plain_requests = True
+    uses_forecasts = True
+
+    def key(self, standing: Standing) -> Key:
+        return (standing.request.priority, standing.num_output_tokens)
+
+
+def volume(num_prompt_tokens: float, num_output_tokens: float) -> float:
+    """KV memory times steps of a request: s·o + (o² + o)/2 (Smallest-Volume-First, arXiv 2606.22327)."""
+    output = num_output_tokens
+    return num_prompt_tokens * output + (output * output + output) / 2
+
+
+class SVF(_Policy):
+    """Smallest Volume First: the least s·o + (o² + o)/2 first, s the forecast of the prompt's final length."""
+
+    name = "SVF"
+    plans_plain_requests = True
+    uses_forecasts = True
+    looks_ahead = True
+
+    def key(self, standing: Standing) -> Key:
+        return (standing.request.priority, volume(standing.final_num_tokens, standing.num_output_tokens))
+
+
+class OneBitSVF(SVF):
+    """SVF with one bit about the output: the mean of its class, long or short, stands for its length."""
+
+    name = "SVF_1BIT"
+
+    def key(self, standing: Standing) -> Key:
+        return (standing.request.priority, volume(standing.final_num_tokens, standing.class_num_output_tokens))
+
+
+class SRPF(_Policy):
+    """Shortest Remaining Prefill First: complete requests before open ones. Among complete ones the least prefill left
+    first, less `ageing` tokens for each second since the prompt was complete: one with n tokens left is overtaken
+    only by those that were complete at most n / `ageing` seconds after it. Open ones by when they are expected to be
+    complete, with what complete ones leave.
+    """
+
+    name = "SRPF"
+    plans_plain_requests = True
+    follows_progress = True
+    uses_forecasts = True
+
+    def __init__(self, ageing: float = 2_000.0) -> None:
+        self.ageing = ageing
+
+    def key(self, standing: Standing) -> Key:
+        request = standing.request
+        if standing.is_open:
+            return (True, request.priority, standing.completion_s)
+        num_left = max(0, request.num_prompt_tokens - request.num_computed_tokens)
+        # The time since completion is the same now for all: what it adds to a key can be left out.
+        return (False, request.priority, num_left + self.ageing * standing.completion_s)
+
+
+POLICIES: dict[str, type[_Policy]] = {
+    policy.name: policy for policy in (DefaultVLLM, FCFS, LCAS, MCPS, SJF, SVF, OneBitSVF, SRPF)
+}
+_ALIASES = {"SHORTEST_COMPLETE": "SRPF"}
 
 
 def make_policy(name: str) -> SchedulingPolicy:
@@ -79,10 +208,13 @@ def make_policy(name: str) -> SchedulingPolicy:
     Raises:
         ConfigurationError: no policy has this name.
     """
+    wanted = name.strip().upper()
     try:
-        return POLICIES[name.strip().upper()]()
+        policy: Any = POLICIES[_ALIASES.get(wanted, wanted)]()
     except KeyError:
         raise ConfigurationError(
             f"unknown scheduling policy {name!r} (argument `policy` or environment SCHEDULER_TYPE): "
             f"choose one of {', '.join(sorted(POLICIES))}"
         ) from None
+    made: SchedulingPolicy = policy
+    return made

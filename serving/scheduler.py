@@ -6,9 +6,9 @@ Plugged in through `scheduler_cls`. Phase 1 is read-only; phase 2 preempts the p
 
 from __future__ import annotations
 
-import os
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,11 +18,11 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.request import Request, RequestStatus
 
+from stream2llm_sdk.serving.ordered_scheduler import OrderedScheduler
 from stream2llm_sdk.serving.orphans import end_with_parent
 from stream2llm_sdk.serving.planner import Candidate, Limits, Plan, Planner
-from stream2llm_sdk.serving.policies import IdleFirst, SchedulingPolicy, make_policy
-from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY
-from stream2llm_sdk.serving.streaming_scheduler import StreamingPromptScheduler
+from stream2llm_sdk.serving.request_order import SortKey
+from stream2llm_sdk.serving.victims import make_victim_order
 
 __all__ = ["AsyncStream2LLMScheduler", "Stream2LLMScheduler"]
 
@@ -33,7 +33,7 @@ _BLOCKED = (
 )
 
 
-class Stream2LLMScheduler(StreamingPromptScheduler):
+class Stream2LLMScheduler(OrderedScheduler):
     """The scheduler of streaming prompts. With `async_scheduling` on, an instance is an `AsyncStream2LLMScheduler`.
 
     The policy comes from `additional_config["stream2llm"]["policy"]`, else from the environment's `SCHEDULER_TYPE`,
@@ -47,10 +47,7 @@ class Stream2LLMScheduler(StreamingPromptScheduler):
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
-        options = dict(vllm_config.additional_config or {}).get(EXTRA_ARGS_KEY, {})
-        name = options.get("policy") or os.environ.get("SCHEDULER_TYPE") or "DEFAULT_VLLM"
-        self.scheduling_policy: SchedulingPolicy = make_policy(name)
-        self.planner = Planner(self.kv, IdleFirst())
+        self.planner = Planner(self.kv, make_victim_order(self.options.get("victims") or "IDLE_FIRST"))
         self._plan: Plan | None = None
         self._plan_failed = False
         # Waiting requests outside the plan, while vLLM schedules it.
@@ -75,7 +72,7 @@ class Stream2LLMScheduler(StreamingPromptScheduler):
             self._park_idle_streams()
         if not self._needs_plan() or self._plan_failed or self._pause_state == PauseState.PAUSED_ALL:
             self._plan_failed = False
-            with self._slots_of_parked(frozenset(request.request_id for request in self.kv_holding_waiting)):
+            with self._slots_of_parked([request.request_id for request in self.kv_holding_waiting]):
                 output = super().schedule(throttle_prefills)
         else:
             output = self._schedule_planned(throttle_prefills)
@@ -90,46 +87,54 @@ class Stream2LLMScheduler(StreamingPromptScheduler):
         return any(request.request_id in self.prompts for request in self.kv_holding_waiting)
 
     def _schedule_planned(self, throttle_prefills: bool) -> SchedulerOutput:
-        plan = self.planner.plan(self._candidates(), self._limits_of_step())
+        plan = self.planner.plan(self._candidates(), self._holders, self._limits_of_step())
         for request in plan.nothing_to_compute:
             self._remove_from_queues(request)
             self._park(request)
         for victim in plan.victims:
             self._preempt_victim(victim)
-        served = frozenset(plan.num_tokens)
-        with self._hand_over(plan), self._slots_of_parked(served):
+        with self._hand_over(plan), self._slots_of_parked(plan.num_tokens):
             output = super().schedule(throttle_prefills)
         # A plan that did not come true (something it cannot see stood in the way) must not be made again for ever.
         self._plan_failed = bool(plan.num_tokens) and not output.num_scheduled_tokens
         return output
 
-    def _candidates(self) -> list[Candidate]:
-        order = self._admission_order
-        holding = sorted((*self.running, *self.kv_holding_waiting), key=lambda r: order.get(r.request_id, 1 << 62))
-        candidates = [self._candidate(request) for request in holding]
-        if self._pause_state == PauseState.UNPAUSED:
-            candidates += [self._candidate(request) for request in self.waiting]
-        candidates += [self._candidate(request) for request in self.parked.values()]
-        return candidates
+    def _candidates(self) -> Iterator[Candidate]:
+        """What may be scheduled, in the policy's order."""
+        only_holders = self._pause_state != PauseState.UNPAUSED
+        for key, request in self.order:
+            if only_holders and not (request.status == RequestStatus.RUNNING or request.num_computed_tokens):
+                continue
+            yield self._candidate(key, request)
 
-    def _candidate(self, request: Request) -> Candidate:
+    def _holders(self) -> Iterator[Candidate]:
+        """Whose KV may be taken now."""
+        for key, request in self.order:
+            if self._is_evictable(request, request.status == RequestStatus.RUNNING):
+                yield self._candidate(key, request)
+        for request in self.parked.values():
+            if self._is_evictable(request, running=False):
+                yield self._candidate(self.sort_key(request), request)
+
+    def _candidate(self, key: SortKey, request: Request) -> Candidate:
         request_id = request.request_id
         running = request.status == RequestStatus.RUNNING
         prompt = self.prompts.get(request_id)
         idle = request_id in self.parked
-        admitted = running or request.num_computed_tokens > 0
-        resident = request_id in self._resident
+        keeps_slot = self.use_v2_model_runner and request_id in self._resident
         return Candidate(
-            request=request,
-            key=self.scheduling_policy.key(request, prompt, admitted),
+            request,
+            key,
             num_wanted=0 if idle else min(self._num_wanted(request), self._room_in_model(request)),
             num_held_back=1 if prompt is not None and prompt.is_open else 0,
             is_running=running,
             is_ready=not idle and (running or self._is_ready(request)),
-            is_evictable=self._is_evictable(request, running),
-            needs_slot=not running and not (self.use_v2_model_runner and resident),
-            frees_slot=running or (self.use_v2_model_runner and resident),
+            needs_slot=not (running or keeps_slot),
+            frees_slot=running or keeps_slot,
             is_idle=idle,
+            is_guarded=not idle and prompt is not None and prompt.is_guarded(request.num_computed_tokens),
+            completion_s=math.inf if prompt is None else prompt.completion_s,
+            admission=self._admission_order.get(request_id, 0),
         )
 
     def _room_in_model(self, request: Request) -> int:
@@ -163,6 +168,7 @@ class Stream2LLMScheduler(StreamingPromptScheduler):
             num_tokens=self.max_num_scheduled_tokens,
             num_tokens_per_prefill=self._long_prefill_threshold(),
             num_slots=places,
+            num_running=len(self.running),
             watermark_blocks=self.kv_cache_manager.watermark_blocks,
             lookahead_tokens=self.num_lookahead_tokens,
         )
@@ -200,11 +206,13 @@ class Stream2LLMScheduler(StreamingPromptScheduler):
         if status == RequestStatus.RUNNING:
             return
         self._remove_from_queues(request)
+        self._front.pop(request.request_id, None)
         if parked:
             self._park(request)
         else:
             request.status = status
             self._enqueue_by_arrival(request)
+            self._reorder(request)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         if reset_running_requests:
@@ -218,18 +226,18 @@ class Stream2LLMScheduler(StreamingPromptScheduler):
     def _hand_over(self, plan: Plan) -> Iterator[None]:
         """Lets vLLM see the waiting requests of the plan only, in the plan's order. Running ones need no hiding:
         `_reserve_prefill_lookahead` gives those outside the plan no tokens."""
-        rank = {request_id: index for index, request_id in enumerate(plan.num_tokens)}
-        hidden = {}
-        for name in ("waiting", "kv_holding_waiting"):
-            queue = getattr(self, name)
-            if not queue:
-                continue
+        served: dict[str, list[Request]] = {"waiting": [], "kv_holding_waiting": []}
+        for request_id in plan.num_tokens:
+            request = self.requests[request_id]
+            if request.status != RequestStatus.RUNNING:
+                served["kv_holding_waiting" if self._holds_kv_blocks(request) else "waiting"].append(request)
+        hidden = {name: getattr(self, name) for name in served}
+        for name, requests in served.items():
             visible = create_request_queue(self.policy)
-            for request in sorted((r for r in queue if r.request_id in rank), key=lambda r: rank[r.request_id]):
+            for request in requests:
                 visible.add_request(request)
-            hidden[name] = queue
             setattr(self, name, visible)
-            self._num_hidden += len(queue) - len(visible)
+        self._num_hidden = sum(map(len, hidden.values())) - sum(map(len, served.values()))
         self._plan = plan
         try:
             yield
@@ -237,21 +245,23 @@ class Stream2LLMScheduler(StreamingPromptScheduler):
             self._plan = None
             self._num_hidden = 0
             for name, queue in hidden.items():
-                self._restore(name, queue, rank)
+                self._restore(name, queue, served[name])
 
-    def _restore(self, name: str, queue: Any, shown: dict[str, int]) -> None:
+    def _restore(self, name: str, queue: Any, shown: list[Request]) -> None:
         """Puts a full queue back: what vLLM admitted leaves it, what vLLM sent back to waiting joins it in front."""
         visible = getattr(self, name)
-        still_waiting = set(visible)
-        left = [r for r in queue if r.request_id in shown and r not in still_waiting]
-        queue.remove_requests(left)
-        known = set(queue)
-        for request in reversed([r for r in visible if r not in known]):
-            queue.prepend_request(request)
         setattr(self, name, queue)
+        if not shown and not visible:
+            return
+        remaining = list(visible)
+        for request in shown:
+            if request not in remaining:
+                queue.remove_request(request)
+        for request in reversed([request for request in remaining if request not in shown]):
+            queue.prepend_request(request)
 
     @contextmanager
-    def _slots_of_parked(self, served: frozenset[str]) -> Iterator[None]:
+    def _slots_of_parked(self, served: Collection[str]) -> Iterator[None]:
         """vLLM counts `num_waiting_for_streaming_input` as taken request slots. Parked streams take one only in the
         V2 model runner, and only while the worker keeps state of them; so do streams that wait and are not served.
         One that is served has its slot already: vLLM counts it when it runs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,9 @@ class StreamingPrompt:
         is_streaming_prompt_finished: whether its sender has finished it.
         is_prompt_update: whether updates replace the prompt (update mode) or append to it.
         last_chunk_arrival_time: seconds on the monotonic clock when its last update was sent.
+        completion_s: when the prompt was finished, or is expected to be, on the monotonic clock.
+        tenant: who it belongs to.
+        tag: what kind of context it gets, such as its retriever's name.
         num_updates: updates applied.
         num_tokens_computed: tokens run through the model for it.
         num_tokens_recomputed: those of them that had been computed before for the same prompt prefix.
@@ -37,6 +41,9 @@ class StreamingPrompt:
     is_streaming_prompt_finished: bool
     is_prompt_update: bool
     last_chunk_arrival_time: float
+    completion_s: float = math.inf
+    tenant: str = ""
+    tag: str = ""
     num_updates: int = 0
     num_tokens_computed: int = 0
     num_tokens_recomputed: int = 0
@@ -44,22 +51,37 @@ class StreamingPrompt:
     num_tokens_cached: int = 0
     num_preemptions: int = 0
     _high_water: int = 0
+    _guard: int = 0
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any], token_ids: TokenArray, now_s: float) -> StreamingPrompt:
         streaming = bool(flags.get("is_streaming_prompt", False))
+        finished = bool(flags.get("is_streaming_prompt_finished", not streaming))
+        sent_s = float(flags.get("sent_s", now_s))
         return cls(
             token_ids=token_ids,
             is_streaming_prompt=streaming,
-            is_streaming_prompt_finished=bool(flags.get("is_streaming_prompt_finished", not streaming)),
+            is_streaming_prompt_finished=finished,
             is_prompt_update=bool(flags.get("is_prompt_update", False)),
-            last_chunk_arrival_time=float(flags.get("sent_s", now_s)),
+            last_chunk_arrival_time=sent_s,
+            completion_s=sent_s if finished else math.inf,
+            tenant=str(flags.get("tenant") or ""),
+            tag=str(flags.get("tag") or ""),
         )
 
     @property
     def is_open(self) -> bool:
         """Whether more prompt may come: the last token is held back and nothing may be sampled."""
         return self.is_streaming_prompt and not self.is_streaming_prompt_finished
+
+    def is_guarded(self, num_computed: int) -> bool:
+        """Whether it lost its KV before and has not got past that point yet, with `num_computed` tokens now."""
+        return self._guard > num_computed
+
+    def preempted(self, num_computed: int) -> None:
+        """Counts the loss of its KV, of so many tokens."""
+        self.num_preemptions += 1
+        self._guard = max(self._guard, num_computed)
 
     def computed(self, start: int, num_tokens: int) -> None:
         """Counts a step over positions [start, start + num_tokens)."""
@@ -75,6 +97,7 @@ class StreamingPrompt:
         num_invalidated = max(0, num_computed - lcp)
         self.num_tokens_invalidated += num_invalidated
         self._high_water = min(self._high_water, lcp)
+        self._guard = min(self._guard, lcp)
         return num_invalidated
 
     def counters(self) -> dict[str, int]:

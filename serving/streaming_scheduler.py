@@ -48,6 +48,9 @@ class StreamingPromptScheduler(Scheduler):
         self.num_open = 0
         # Requests that the worker keeps state of. Only the V2 model runner has a fixed number of places for it.
         self._resident: set[str] = set()
+        # The order in which requests came, whatever happened to them since.
+        self._sequence: dict[str, int] = {}
+        self._num_added = 0
         self._admission_order: dict[str, int] = {}
         self._num_admitted = 0
         self._scheduled_now: set[str] = set()
@@ -96,6 +99,9 @@ class StreamingPromptScheduler(Scheduler):
 
     def add_request(self, request: Request) -> None:
         flags = _flags(request)
+        if request.request_id not in self.requests:
+            self._sequence[request.request_id] = self._num_added
+            self._num_added += 1
         if flags is None or request.request_id in self.requests:
             super().add_request(request)
             return
@@ -149,9 +155,11 @@ class StreamingPromptScheduler(Scheduler):
         if final and not len(new):
             return {"error": "empty"}
         self.trail.mark(request_id, EventType.CHUNK_ARRIVED, sent_s, num_tokens=len(new) - lcp)
-        num_invalidated = self._apply(request, prompt, new, lcp, final)
         prompt.num_updates += 1
         prompt.last_chunk_arrival_time = sent_s
+        if final:
+            prompt.completion_s = sent_s
+        num_invalidated = self._apply(request, prompt, new, lcp, final)
         self.trail.mark(
             request_id,
             EventType.PROMPT_UPDATED,
@@ -173,6 +181,7 @@ class StreamingPromptScheduler(Scheduler):
         request_id = request.request_id
         self._resident.discard(request_id)
         self._admission_order.pop(request_id, None)
+        self._sequence.pop(request_id, None)
         self._scheduled_now.discard(request_id)
         prompt = self.prompts.pop(request_id, None)
         if prompt is not None:
@@ -261,6 +270,7 @@ class StreamingPromptScheduler(Scheduler):
     def _enqueue_by_arrival(self, request: Request) -> None:
         """Queues a waiting request where it would be had it never left: an update costs it no place. Preempted
         requests stay in front, as vLLM puts them."""
+        sequence = self._sequence
         queue = self.kv_holding_waiting if self._holds_kv_blocks(request) else self.waiting
         if self.policy != SchedulingPolicy.FCFS:
             queue.add_request(request)
@@ -268,7 +278,7 @@ class StreamingPromptScheduler(Scheduler):
         later = (
             index
             for index, other in enumerate(queue)
-            if other.status != RequestStatus.PREEMPTED and other.arrival_time > request.arrival_time
+            if other.status != RequestStatus.PREEMPTED and sequence[other.request_id] > sequence[request.request_id]
         )
         queue.insert(next(later, len(queue)), request)
 
@@ -339,7 +349,7 @@ class StreamingPromptScheduler(Scheduler):
         self._admission_order.pop(request.request_id, None)
         prompt = self.prompts.get(request.request_id)
         if prompt is not None:
-            prompt.num_preemptions += 1
+            prompt.preempted(num_tokens)
             self._scheduled_now.discard(request.request_id)
             self.trail.state(request.request_id, EventType.PREEMPTED_RECOMPUTE, num_tokens=num_tokens)
 
@@ -367,9 +377,11 @@ class StreamingPromptScheduler(Scheduler):
         # In the order in which vLLM admitted them; a set's own order differs from process to process.
         for request_id, num_tokens in output.num_scheduled_tokens.items():
             if request_id in admitted:
-                self._record_admission(request_id, self.requests[request_id].num_computed_tokens - num_tokens)
+                request = self.requests[request_id]
+                self._record_admission(request, request.num_computed_tokens - num_tokens)
 
-    def _record_admission(self, request_id: str, num_computed: int) -> None:
+    def _record_admission(self, request: Request, num_computed: int) -> None:
+        request_id = request.request_id
         self._resident.add(request_id)
         if request_id not in self._admission_order:
             self._admission_order[request_id] = self._num_admitted

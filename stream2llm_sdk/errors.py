@@ -10,9 +10,11 @@ Stream2LLMError
 ├── StreamError
 │   ├── StreamFinishedError
 │   ├── StreamAbortedError
+│   ├── StreamIdleError
 │   └── UnknownRequestError
 ├── EngineError
 │   ├── EngineStartError
+│   ├── EngineBusyError
 │   └── EngineDeadError
 └── RetrievalError
     ├── AddressNotAllowedError
@@ -26,6 +28,7 @@ __all__ = [
     "AddressNotAllowedError",
     "ConfigurationError",
     "EmptyPromptError",
+    "EngineBusyError",
     "EngineDeadError",
     "EngineError",
     "EngineStartError",
@@ -39,6 +42,7 @@ __all__ = [
     "StreamAbortedError",
     "StreamError",
     "StreamFinishedError",
+    "StreamIdleError",
     "UnknownRequestError",
     "UnsupportedFeatureError",
 ]
@@ -88,6 +92,10 @@ class StreamAbortedError(StreamError):
     """The stream was aborted."""
 
 
+class StreamIdleError(StreamError):
+    """The stream was ended, because nothing was sent to it for too long."""
+
+
 class UnknownRequestError(StreamError):
     """No request with this id is alive in the engine."""
 
@@ -98,6 +106,22 @@ class EngineError(Stream2LLMError):
 
 class EngineStartError(EngineError):
     """The engine could not be started."""
+
+
+class EngineBusyError(EngineError):
+    """The engine is full for now: try the same again later. What was refused has changed nothing.
+
+    Attributes:
+        limit: the name of the limit that was reached.
+        tenant: who was refused.
+        retry_after_s: seconds after which it may work, by the rate at which requests ended of late; None if unknown.
+    """
+
+    def __init__(self, message: str, *, limit: str = "", tenant: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.tenant = tenant
+        self.retry_after_s = retry_after_s
 
 
 class EngineDeadError(EngineError):

@@ -68,7 +68,15 @@ class SchedulerChecks:
         assert set(self.prompts.to_answer) == self._answered
         for name in ("requests", "prompts", "parked", "running", "waiting", "kv_holding_waiting", "deferred_waiting"):
             assert not getattr(scheduler, name), name
-        for name in ("_resident", "_admission_order", "_scheduled_now", "_inflight_prefills", "deferred_frees"):
+        for name in (
+            "_resident",
+            "_admission_order",
+            "_scheduled_now",
+            "_inflight_prefills",
+            "deferred_frees",
+            "_sequence",
+            "_front",
+        ):
             assert not getattr(scheduler, name), name
         assert (scheduler.num_open, scheduler.num_waiting_for_streaming_input, scheduler._num_hidden) == (0, 0, 0)
         assert not scheduler.finished_req_ids
@@ -82,13 +90,20 @@ class SchedulerChecks:
         scheduler, plans = self.scheduler, list[Plan]()
         make_plan, schedule = scheduler.planner.plan, scheduler.schedule
 
-        def planning(candidates: Any, limits: Limits) -> Plan:
-            plan = make_plan(candidates, limits)
+        def planning(candidates: Any, holders: Any, limits: Limits) -> Plan:
+            keys = dict[str, Any]()
+
+            def seen(all_candidates: Any) -> Any:
+                for candidate in all_candidates:
+                    keys[candidate.request.request_id] = (candidate.key, candidate.is_idle)
+                    yield candidate
+
+            plan = make_plan(seen(candidates), lambda: seen(holders()), limits)
             assert sum(plan.num_tokens.values()) <= limits.num_tokens
-            by_id = {candidate.request.request_id: candidate for candidate in candidates}
-            served_ranks = [by_id[request_id].rank for request_id in plan.num_tokens]
-            for victim in [by_id[request.request_id] for request in plan.victims]:
-                assert victim.is_idle or victim.rank > min(served_ranks), "KV is taken for requests that come later"
+            for victim in plan.victims:
+                key, is_idle = keys[victim.request_id]
+                first = min(keys[request_id][0] for request_id in plan.num_tokens)
+                assert is_idle or key > first, "KV is taken for requests that come later"
             plans.append(plan)
             return plan
 
@@ -124,8 +139,13 @@ class SchedulerChecks:
         assert scheduler.deferred_waiting <= {*waiting, *holding}
         assert scheduler.num_waiting_for_streaming_input == len(scheduler.parked)
         assert scheduler.num_open == len(self.prompts.open)
+        entries = list(scheduler.order)
+        assert {request.request_id for _, request in entries} == set(scheduler.requests) - set(scheduler.parked)
+        assert entries == sorted(entries, key=lambda entry: entry[0])
+        assert len({key for key, _ in entries}) == len(entries)
+        assert [key for key, _ in entries] == [scheduler.sort_key(request) for _, request in entries]
         assert set(scheduler.parked) <= set(self.prompts.open)
-        for name in ("prompts", "_resident", "_admission_order", "_scheduled_now"):
+        for name in ("prompts", "_resident", "_admission_order", "_scheduled_now", "_sequence", "_front"):
             assert set(getattr(scheduler, name)) <= set(scheduler.requests), name
         holders = {request.request_id for request in (*scheduler.running, *holding)}
         assert holders <= set(scheduler._admission_order)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stream2llm_sdk.serving.kv_blocks import CacheHit
 from stream2llm_sdk.serving.planner import Candidate, Limits, Plan, Planner
-from stream2llm_sdk.serving.policies import IdleFirst
+from stream2llm_sdk.serving.victims import IdleFirst
 
 BLOCK_SIZE = 4
 NO_HIT = CacheHit((), 0)
@@ -42,16 +42,16 @@ class Blocks:
 
 def candidate(name: str, rank: int, num_wanted: int, *, num_computed: int = 0, **changes: Any) -> Candidate:
     """A waiting request that is ready; one with computed tokens may lose its blocks."""
+    is_evictable = changes.pop("is_evictable", num_computed > 0)
     values: dict[str, Any] = {
         "num_held_back": 0,
         "is_running": False,
         "is_ready": True,
-        "is_evictable": num_computed > 0,
         "needs_slot": not changes.get("is_running", False),
         "frees_slot": changes.get("is_running", False),
         **changes,
     }
-    request: Any = SimpleNamespace(request_id=name, num_computed_tokens=num_computed)
+    request: Any = SimpleNamespace(request_id=name, num_computed_tokens=num_computed, is_evictable=is_evictable)
     return Candidate(request, (rank,), num_wanted, **values)
 
 
@@ -64,12 +64,21 @@ def plan(candidates: list[Candidate], blocks: Blocks, **changes: Any) -> Plan:
         "num_tokens": 100,
         "num_tokens_per_prefill": 0,
         "num_slots": 8,
+        "num_running": sum(candidate.is_running for candidate in candidates),
         "watermark_blocks": 0,
         "lookahead_tokens": 0,
         **changes,
     }
+    return plan_of(candidates, blocks, Limits(**limits))
+
+
+def plan_of(candidates: list[Candidate], blocks: Blocks, limits: Limits) -> Plan:
     planner: Any = Planner
-    made: Plan = planner(blocks, IdleFirst()).plan(candidates, Limits(**limits))
+    made: Plan = planner(blocks, IdleFirst()).plan(
+        sorted((c for c in candidates if not c.is_idle), key=lambda c: c.key),
+        lambda: [c for c in candidates if c.request.is_evictable],
+        limits,
+    )
     return made
 
 
@@ -239,7 +248,7 @@ def situations(draw: st.DrawFn) -> tuple[list[Candidate], Blocks, Limits]:
         candidates.append(
             candidate(
                 name,
-                draw(st.integers(0, 3)),
+                draw(st.integers(0, 3)) * 10 + index,
                 num_wanted,
                 num_computed=num_computed,
                 num_held_back=int(is_open),
@@ -255,6 +264,7 @@ def situations(draw: st.DrawFn) -> tuple[list[Candidate], Blocks, Limits]:
         num_tokens=draw(st.integers(1, 40)),
         num_tokens_per_prefill=draw(st.sampled_from([0, 0, 6])),
         num_slots=draw(st.integers(0, 3)),
+        num_running=sum(c.is_running for c in candidates),
         watermark_blocks=draw(st.sampled_from([0, 0, 2])),
         lookahead_tokens=draw(st.sampled_from([0, 0, 2])),
     )
@@ -263,8 +273,7 @@ def situations(draw: st.DrawFn) -> tuple[list[Candidate], Blocks, Limits]:
 
 def made_plan(situation: tuple[list[Candidate], Blocks, Limits]) -> tuple[Plan, dict[str, Candidate]]:
     candidates, blocks, limits = situation
-    planner: Any = Planner
-    return planner(blocks, IdleFirst()).plan(candidates, limits), {c.request.request_id: c for c in candidates}
+    return plan_of(candidates, blocks, limits), {c.request.request_id: c for c in candidates}
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -300,14 +309,14 @@ def test_a_plan_takes_only_from_whom_it_may(situation: tuple[list[Candidate], Bl
     assert not victims or made.num_tokens, "nobody loses anything for nothing"
     for victim in map(by_name.get, victims):
         assert victim is not None
-        assert victim.is_evictable
-        assert victim.is_idle or any(victim.rank > by_name[name].rank for name in made.num_tokens)
+        assert victim.request.is_evictable
+        assert victim.is_idle or any(victim.key > by_name[name].key for name in made.num_tokens)
     for name in made.num_tokens:
         assert by_name[name].is_ready
     assert all(request.num_computed_tokens == 0 for request in made.nothing_to_compute)
     assert made.num_tokens.keys().isdisjoint(names(made.nothing_to_compute))
-    ranks = [by_name[name].rank for name in made.num_tokens]
-    assert ranks == sorted(ranks)
+    keys = [by_name[name].key for name in made.num_tokens]
+    assert keys == sorted(keys)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -320,7 +329,7 @@ def test_who_is_first_always_gets_on(situation: tuple[list[Candidate], Blocks, L
         return
     blocks.num_free = max(blocks.num_free, 6 if first.is_running else 6 + limits.watermark_blocks)
     for c in candidates:
-        c.is_evictable = c is not first and c.request.num_computed_tokens > 0
+        c.request.is_evictable = c is not first and c.request.num_computed_tokens > 0
     if first.needs_slot and limits.num_slots == 0 and not any(c.is_idle and c.frees_slot for c in candidates):
         return
     made, _ = made_plan((candidates, blocks, limits))

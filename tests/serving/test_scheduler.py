@@ -400,10 +400,10 @@ def test_without_open_streams_every_step_is_vllms_own(model: Path, text: Any, po
 
 def test_a_plan_that_does_not_come_true_is_not_made_again_at_once(core: Core, text: Any) -> None:
     class Planner:
-        """Serves what is not there."""
+        """Serves without giving anything."""
 
-        def plan(self, candidates: Any, limits: Any) -> Plan:
-            return Plan(num_tokens={"nobody": 1})
+        def plan(self, *args: Any) -> Plan:
+            return Plan(num_tokens={"open": 0}, trimmed={"open"})
 
     with core() as requests:
         requests.open_stream("open", text(20))
