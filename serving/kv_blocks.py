@@ -27,6 +27,7 @@ class KVBlocks:
     """A view of the KV cache over all groups (full attention, sliding window, …)."""
 
     def __init__(self, manager: KVCacheManager, block_size: int) -> None:
+        from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
         from vllm.v1.kv_cache_interface import MambaSpec
 
         self._manager = manager
@@ -34,6 +35,8 @@ class KVBlocks:
         self._groups = manager.coordinator.single_type_managers
         self._no_hit = CacheHit(manager.empty_kv_cache_blocks.blocks, 0)
         # A recurrent state holds its whole prefix in one block: it cannot be cut at a position.
+        # All layers attend to everything: what a request needs is then a division.
+        self._plain = self._groups[0] if [type(group) for group in self._groups] == [FullAttentionManager] else None
         self._has_recurrent_state = any(isinstance(group.kv_cache_spec, MambaSpec) for group in self._groups)
 
     @property
@@ -62,14 +65,20 @@ class KVBlocks:
 
     def cache_hit(self, request: Request) -> CacheHit:
         """Looks the request up in the prefix cache; changes nothing."""
+        if not self._manager.enable_caching:
+            return self._no_hit
         blocks, num_tokens, *_ = self._manager.get_computed_blocks(request)
         return CacheHit(blocks.blocks, int(num_tokens)) if num_tokens else self._no_hit
 
     def num_needed(self, request: Request, num_computed: int, num_new: int, hit: CacheHit, lookahead: int = 0) -> int:
         """Blocks that `allocate_slots` will take for `num_new` tokens behind `num_computed`, less those that it
         returns first because they left the attention window."""
-        coordinator = self._manager.coordinator
         main_tokens = num_computed + num_new
+        if self._plain is not None and hit is self._no_hit:
+            num_slots = min(main_tokens + lookahead, self._manager.max_model_len)
+            num_held = len(self._plain.req_to_blocks.get(request.request_id, ()))
+            return max(0, -(-num_slots // self._plain.block_size) - num_held)
+        coordinator = self._manager.coordinator
         needed = coordinator.get_num_blocks_to_allocate(
             request_id=request.request_id,
             num_tokens=min(main_tokens + lookahead, self._manager.max_model_len),

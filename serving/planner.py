@@ -50,7 +50,7 @@ class Candidate:
     rank: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Limits:
     """What one step may use.
 

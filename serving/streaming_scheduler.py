@@ -297,7 +297,7 @@ class StreamingPromptScheduler(Scheduler):
         self.deferred_waiting.discard(request)
 
     def _park_idle_streams(self) -> None:
-        idle = [request for request in self.running if self._num_held_back(request) and self._num_wanted(request) <= 0]
+        idle = [request for request in self.running if self._is_open(request) and self._num_wanted(request) <= 0]
         if idle:
             leaving = set(idle)
             self.running = [request for request in self.running if request not in leaving]
@@ -306,11 +306,12 @@ class StreamingPromptScheduler(Scheduler):
 
     # ---- held-back token ----------------------------------------------------------------------------------------
 
-    def _num_held_back(self, request: Request) -> int:
+    def _is_open(self, request: Request) -> bool:
         prompt = self.prompts.get(request.request_id)
-        return 1 if prompt is not None and prompt.is_open else 0
+        return prompt is not None and prompt.is_open
 
     def _num_wanted(self, request: Request) -> int:
+        """Tokens that the request could compute now; the last one of an open prompt is held back."""
         placeholders = request.num_output_placeholders
         if placeholders and (
             request.num_computed_tokens + 2 - placeholders >= request.num_prompt_tokens + request.max_tokens
@@ -319,12 +320,12 @@ class StreamingPromptScheduler(Scheduler):
         wanted = request.num_tokens_with_spec + placeholders - request.num_computed_tokens
         if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
             wanted = max(1, wanted)  # a prompt that was loaded whole computes its last token again
-        return int(wanted - self._num_held_back(request))
+        return int(wanted - self._is_open(request))
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """vLLM asks here, last of all, how many tokens a request may compute in this step."""
         num_new_tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
-        if self._num_held_back(request):
+        if self.num_open and self._is_open(request):
             num_new_tokens = min(num_new_tokens, request.num_tokens - 1 - num_computed_tokens)
         return max(num_new_tokens, 0)
 

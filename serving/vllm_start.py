@@ -6,6 +6,7 @@ import os
 import threading
 import warnings
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from stream2llm_sdk.errors import ConfigurationError, EngineStartError, MissingExtraError, UnsupportedFeatureError
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-__all__ = ["build", "end", "supported"]
+__all__ = ["build", "end", "require_vllm", "supported"]
 
 _SCHEDULER = "stream2llm_sdk.serving.scheduler.Stream2LLMScheduler"
 
@@ -55,6 +56,12 @@ def supported(engine_args: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in engine_args.items() if name not in _UNSUPPORTED_ENGINE_ARGS}
 
 
+def require_vllm() -> None:
+    """Says that vLLM is not installed, without importing it, which takes seconds."""
+    if find_spec("vllm") is None:
+        raise MissingExtraError("vLLM", "cpu", "gpu")
+
+
 def build(model: str, policy: str, engine_args: Mapping[str, Any], abandoned: threading.Event) -> AsyncLLM | None:
     """Starts the engine's processes and blocks until they are up. If `abandoned` is set by then, ends them again.
 
@@ -66,10 +73,7 @@ def build(model: str, policy: str, engine_args: Mapping[str, Any], abandoned: th
     for name, value in _QUIET_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\..*")
-    try:
-        import vllm  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("vLLM", "cpu", "gpu") from error
+    require_vllm()
     from vllm.v1.engine.async_llm import AsyncLLM
 
     arguments = _vllm_arguments(model, policy, engine_args)

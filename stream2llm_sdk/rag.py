@@ -172,13 +172,15 @@ class StreamingRAG:
         )
 
     async def _start_engine(self) -> None:
-        await self._load_tokenizer()
-        # What is wrong with the prompt's options is said now, and not when the engine is up.
-        await asyncio.to_thread(self._assembler_for, _MAX_MODEL_LEN_UNKNOWN)
+        # What is wrong with the options is said now, and not when the engine is up.
         if self._owns_engine:
             from stream2llm_sdk.serving.vllm_engine import Stream2LLMEngine
+            from stream2llm_sdk.serving.vllm_start import require_vllm
 
             self._engine = Stream2LLMEngine(self.model, policy=self._policy, **self._engine_options)
+            require_vllm()
+        await self._load_tokenizer()
+        await asyncio.to_thread(self._assembler_for, _MAX_MODEL_LEN_UNKNOWN)
         start = getattr(self._engine, "start", None)
         if start is not None:
             await start()

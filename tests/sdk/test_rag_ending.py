@@ -400,7 +400,7 @@ async def test_bad_prompt_options_are_said_before_an_engine_starts(
     rag = rag_with_its_own_engine(ScriptedRetriever([A]), **{option: value})
     with pytest.raises(ConfigurationError, match=option):
         await rag.start()
-    assert not started_engine.made
+    assert not any(engine.is_started for engine in started_engine.made)
 
 
 async def test_a_start_that_fails_closes_what_it_started(started_engine: type[StartedEngine]) -> None:
