@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stream2llm_sdk.serving.admission import StreamLimits
     from stream2llm_sdk.serving.engine import (
         Engine,
         EngineLimits,
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
         StreamOutput,
         StreamProgress,
     )
+    from stream2llm_sdk.serving.metrics import SchedulerMetrics
     from stream2llm_sdk.serving.policies import POLICIES, SchedulingPolicy
     from stream2llm_sdk.serving.vllm_engine import Stream2LLMEngine
     from stream2llm_sdk.serving.vllm_stream import Stream2LLMStream
@@ -23,19 +25,23 @@ __all__ = [
     "Engine",
     "EngineLimits",
     "PromptUpdate",
+    "SchedulerMetrics",
     "SchedulingPolicy",
     "Stream",
     "Stream2LLMEngine",
     "Stream2LLMStream",
+    "StreamLimits",
     "StreamOutput",
     "StreamProgress",
 ]
 
 _MODULES = {
     "POLICIES": "policies",
+    "SchedulerMetrics": "metrics",
     "SchedulingPolicy": "policies",
     "Stream2LLMEngine": "vllm_engine",
     "Stream2LLMStream": "vllm_stream",
+    "StreamLimits": "admission",
 }
 
 

@@ -157,8 +157,11 @@ class Engine(Protocol):
         finished: bool = False,
         request_id: str | None = None,
         arrival_time: float | None = None,
+        tenant: str = "",
+        tag: str = "",
     ) -> Stream:
-        """Opens a request with the beginning of its prompt (with all of it, if `finished`)."""
+        """Opens a request with the beginning of its prompt (with all of it, if `finished`), for a tenant, with a kind
+        of context."""
         ...
 
     async def aclose(self) -> None:

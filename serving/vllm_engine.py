@@ -21,6 +21,7 @@ from stream2llm_sdk.errors import (
     Stream2LLMError,
 )
 from stream2llm_sdk.main_guard import require_main_guard
+from stream2llm_sdk.serving.admission import Admission, StreamLimits
 from stream2llm_sdk.serving.engine import EngineLimits, StreamOutput
 from stream2llm_sdk.serving.lcp import TokenArray
 from stream2llm_sdk.serving.policies import make_policy
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
 __all__ = ["Stream2LLMEngine"]
+
+_WATCH_S = 0.5  # how often the core's process and idle streams are looked at
 
 
 class Stream2LLMEngine:
@@ -53,6 +56,7 @@ class Stream2LLMEngine:
         policy: scheduling policy by name; left out, the environment's SCHEDULER_TYPE, else FCFS.
         max_model_len: prompt and answer together, in tokens; left out, what the model was trained for.
         enable_prefix_caching: whether KV of ended requests is found again by prompts that begin alike.
+        limits: how much may be open at once, and how long a stream may wait for its next chunk.
         progress: called with one line when the engine starts and when it is ready; left out, the lines go to
             stderr; None for silence.
         engine_args: any other of vLLM's `AsyncEngineArgs`. Some cannot be combined with streaming prompts and are
@@ -70,6 +74,7 @@ class Stream2LLMEngine:
         policy: str | None = None,
         max_model_len: int | None = None,
         enable_prefix_caching: bool = True,
+        limits: StreamLimits | None = None,
         progress: Callable[[str], None] | bool | None = True,
         **engine_args: Any,
     ) -> None:
@@ -85,6 +90,7 @@ class Stream2LLMEngine:
         self._limits: EngineLimits | None = None
         self._on_cpu = False
         self._streams: dict[str, Stream2LLMStream] = {}
+        self.admission = Admission(limits or StreamLimits())
         self._start_lock = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
         self._closed = False
@@ -203,6 +209,8 @@ class Stream2LLMEngine:
         finished: bool = False,
         request_id: str | None = None,
         arrival_time: float | None = None,
+        tenant: str = "",
+        tag: str = "",
     ) -> Stream2LLMStream:
         """Opens a request.
 
@@ -213,10 +221,13 @@ class Stream2LLMEngine:
             finished: whether the prompt is complete already (a plain request).
             request_id: a name for it, made up if left out.
             arrival_time: seconds since the epoch by which FCFS ranks it; now, if left out.
+            tenant: who it belongs to: limits and fair shares are kept for each tenant.
+            tag: what kind of context it gets, such as the retriever's name; forecasts are learned for each tag.
 
         Raises:
             PromptError, PromptTooLongError, EmptyPromptError: the prompt is refused.
             ConfigurationError, UnsupportedFeatureError: the sampling parameters or the mode are refused.
+            EngineBusyError: a limit is reached; try again later.
             EngineDeadError: the engine ended.
         """
         llm = self._running()
@@ -234,6 +245,9 @@ class Stream2LLMEngine:
         params = make_sampling_params(sampling, on_cpu=self._on_cpu)
         verify_for_model(params, llm.input_processor)
         tokens = checked_token_ids(token_ids, int(llm.model_config.get_vocab_size()))
+        for name, value in (("tenant", tenant), ("tag", tag)):
+            if not isinstance(value, str):
+                raise ConfigurationError(f"{name}={value!r}: give a string")
         stream = Stream2LLMStream(
             self,
             request_id,
@@ -242,7 +256,11 @@ class Stream2LLMEngine:
             finished=finished,
             arrival_time=time.time() if arrival_time is None else float(arrival_time),
             opened_s=time.monotonic(),
+            tenant=tenant,
+            tag=tag,
         )
+        stream.check_length(len(tokens), final=finished)
+        self.admission.admit(request_id, tenant, len(tokens), finished=finished)
         self._streams[request_id] = stream
         try:
             await stream.begin(tokens)
@@ -347,6 +365,7 @@ class Stream2LLMEngine:
         """Drops an ended stream from the books."""
         if self._streams.get(stream.request_id) is stream:
             del self._streams[stream.request_id]
+            self.admission.release(stream.request_id)
 
     def check_alive(self) -> None:
         """Raises EngineDeadError if the engine's core process has ended."""
@@ -382,14 +401,20 @@ class Stream2LLMEngine:
     async def _watch(self) -> None:
         """Tells every stream when the engine's core process ends, also those that wait for nothing in particular."""
         while self._llm is not None and not self._llm.errored:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(_WATCH_S)
+            await self._end_idle_streams()
         if self._llm is not None:
             from vllm.v1.engine.exceptions import EngineDeadError as VLLMEngineDeadError
 
             self._llm.output_processor.propagate_error(VLLMEngineDeadError())
             for stream in list(self._streams.values()):
                 stream.fail()
-            self._streams.clear()
+                self.forget(stream)
+
+    async def _end_idle_streams(self) -> None:
+        for request_id, error in self.admission.expired().items():
+            if (stream := self._streams.get(request_id)) is not None:
+                await stream.abort(error)
 
 
 def _print_to_stderr(line: str) -> None:

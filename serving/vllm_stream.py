@@ -77,8 +77,12 @@ class Stream2LLMStream:
         finished: bool,
         arrival_time: float,
         opened_s: float,
+        tenant: str = "",
+        tag: str = "",
     ) -> None:
         self.request_id = request_id
+        self.tenant = tenant
+        self.tag = tag
         self.mode = mode
         self._engine = engine
         self._params = params
@@ -87,6 +91,7 @@ class Stream2LLMStream:
         self._streaming = not finished
         self._finished = finished
         self._aborted = False
+        self._end_reason: StreamError | None = None
         self._ended = False
         self._tokens: TokenArray = np.empty(0, dtype=np.int32)
         self._collector: RequestOutputCollector | None = None
@@ -175,31 +180,41 @@ class Stream2LLMStream:
             self._check_open()
             old = self._tokens
             whole = np.concatenate((old, new)) if kind == "append" else new
-            self._check_length(len(whole), final=final)
-            if self._collector is None:
-                lcp = longest_common_prefix(old, whole)
-                if len(whole):
-                    await self._start(whole, final=final)
-                return self._applied(whole, final, PromptUpdate(len(whole), lcp, 0))
+            self.check_length(len(whole), final=final)
+            if not final:
+                self._engine.admission.resize(self.request_id, len(whole))
+            try:
+                update = await self._send(kind, new, whole, final, sent_s)
+            except BaseException:
+                if not final and self.request_id in self._engine.admission:
+                    self._engine.admission.resize(self.request_id, len(old))
+                raise
+            self._tokens = whole
+            self._finished = final
             if final:
-                self._engine.set_final_prompt(self._collector.request_id, self._params, whole)
-            answer = await self._engine.call("update", [self._collector.request_id, kind, new.tobytes(), final, sent_s])
-            if "error" in answer:
-                self._raise(answer["error"], len(whole))
-            return self._applied(whole, final, PromptUpdate(**answer))
+                self._engine.admission.finished(self.request_id)
+            return update
 
-    def _applied(self, whole: TokenArray, final: bool, update: PromptUpdate) -> PromptUpdate:
-        self._tokens = whole
-        self._finished = final
-        return update
+    async def _send(self, kind: str, new: TokenArray, whole: TokenArray, final: bool, sent_s: float) -> PromptUpdate:
+        if self._collector is None:
+            if len(whole):
+                await self._start(whole, final=final)
+            return PromptUpdate(len(whole), longest_common_prefix(self._tokens, whole), 0)
+        if final:
+            self._engine.set_final_prompt(self._collector.request_id, self._params, whole)
+        answer = await self._engine.call("update", [self._collector.request_id, kind, new.tobytes(), final, sent_s])
+        if "error" in answer:
+            self._raise(answer["error"], len(whole))
+        return PromptUpdate(**answer)
 
     def _check_open(self) -> None:
         if self._aborted:
-            raise StreamAbortedError(f"{self.request_id} was aborted")
+            raise self._end_reason or StreamAbortedError(f"{self.request_id} was aborted")
         if self._finished:
             raise StreamFinishedError(f"{self.request_id}: the prompt was finished; open a new stream")
 
-    def _check_length(self, num_tokens: int, *, final: bool) -> None:
+    def check_length(self, num_tokens: int, *, final: bool) -> None:
+        """Raises PromptTooLongError or EmptyPromptError for a prompt of so many tokens that the engine cannot serve."""
         limit = self._engine.limits.max_prompt_tokens
         if num_tokens > limit:
             raise PromptTooLongError(
@@ -223,7 +238,6 @@ class Stream2LLMStream:
 
     async def begin(self, tokens: TokenArray) -> None:
         """Sends the first part of the prompt. An empty one is held back until there is something to send."""
-        self._check_length(len(tokens), final=self._finished)
         if len(tokens):
             await self._run(self._start(tokens, final=self._finished))
         self._tokens = tokens
@@ -234,6 +248,8 @@ class Stream2LLMStream:
             "is_streaming_prompt_finished": final,
             "is_prompt_update": self.is_prompt_update,
             "sent_s": self._opened_s,
+            "tenant": self.tenant,
+            "tag": self.tag,
         }
         self._params.extra_args = {**(self._params.extra_args or {}), EXTRA_ARGS_KEY: flags}
         self._collector = await self._engine.submit(self.request_id, tokens.tolist(), self._params, self._arrival_time)
@@ -246,13 +262,14 @@ class Stream2LLMStream:
         task.add_done_callback(_consume_exception)
         return await asyncio.shield(task)
 
-    async def abort(self) -> None:
+    async def abort(self, reason: StreamError | None = None) -> None:
         """Ends the request wherever it stands, and returns when the engine was told. Idempotent; once begun it is
-        carried out, whoever is cancelled while waiting for it."""
+        carried out, whoever is cancelled while waiting for it. `reason` is what later calls raise."""
         if self._aborting is None:
             if self.has_ended:
                 return
             self._aborted = True
+            self._end_reason = reason
             self._started.set()
             self._aborting = asyncio.create_task(self._abort(), name=f"stream2llm-abort-{self.request_id}")
         await ended(self._aborting)
@@ -284,6 +301,7 @@ class Stream2LLMStream:
         Raises:
             EngineDeadError: the engine ended before the request did.
             StreamError: somebody else reads the outputs already.
+            StreamIdleError: the engine ended the stream, because no chunk came for too long.
         """
         if self._being_read:
             raise StreamError(f"{self.request_id}: the outputs are being read already; one reader gets all of them")
@@ -298,6 +316,8 @@ class Stream2LLMStream:
                 yield output
             if self._aborted and not self._ended:
                 self._ended = True
+                if self._end_reason is not None:
+                    raise self._end_reason
                 yield StreamOutput((), finish_reason="abort")
         finally:
             self._being_read = False

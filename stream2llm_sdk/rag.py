@@ -235,6 +235,7 @@ class StreamingRAG:
         sampling: Mapping[str, Any] | None = None,
         streaming: bool | None = None,
         observe: Callable[[ContextEvent], None] | None = None,
+        tenant: str = "",
     ) -> AnswerStream:
         """The answer to a question, piece by piece. What is left out is as this object was made.
 
@@ -247,12 +248,15 @@ class StreamingRAG:
             sampling: fields of vLLM's `SamplingParams` that differ from this object's.
             streaming: False retrieves everything first and sends the prompt whole.
             observe: called with each `ContextEvent`, on the event loop.
+            tenant: who asks: the engine's limits and fair shares are kept for each tenant.
 
         Raises:
             ConfigurationError: an argument cannot work. What goes wrong later is raised where the answer is read.
         """
         if not isinstance(question, str):
             raise ConfigurationError(f"the question must be a str, not {type(question).__name__}: {question!r:.80}")
+        if not isinstance(tenant, str):
+            raise ConfigurationError(f"tenant={tenant!r}: give a string")
         answer_tokens = max_answer_tokens if max_answer_tokens is not None else self.max_answer_tokens
 
         async def prepare() -> tuple[Engine, Prompt]:
@@ -271,6 +275,7 @@ class StreamingRAG:
             streaming=self.streaming if streaming is None else streaming,
             deadline_s=self.deadline_s if deadline_s is None else _deadline(deadline_s),
             observe=observe,
+            tenant=tenant,
             on_begin=self._answers.add,
             on_end=self._answers.discard,
         )

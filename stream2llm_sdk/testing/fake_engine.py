@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from stream2llm_sdk.context import ContextMode
 from stream2llm_sdk.errors import ConfigurationError, EngineDeadError, EngineError, UnsupportedFeatureError
+from stream2llm_sdk.serving.admission import Admission, StreamLimits
 from stream2llm_sdk.serving.engine import EngineLimits
 from stream2llm_sdk.serving.lcp import TokenArray
 from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY
@@ -54,6 +55,7 @@ class FakeEngine:
         prefill_tokens_per_s: float | None = None,
         decode_tokens_per_s: float | None = None,
         vocabulary_size: int = 1_000_000,
+        stream_limits: StreamLimits | None = None,
     ) -> None:
         longest = max_model_len - 1 if max_prompt_tokens is None else max_prompt_tokens
         for name, value in {
@@ -73,6 +75,7 @@ class FakeEngine:
         self._prefill_tokens_per_s = prefill_tokens_per_s
         self._decode_s = 0.0 if decode_tokens_per_s is None else 1 / decode_tokens_per_s
         self._streams: dict[str, Stream2LLMStream] = {}
+        self.admission = Admission(stream_limits or StreamLimits())
         self._live: dict[str, FakeRequest] = {}
         self._busy_until_s = 0.0
         self._going = asyncio.Event()
@@ -106,6 +109,12 @@ class FakeEngine:
     def resume(self) -> None:
         self._going.set()
 
+    async def expire(self) -> None:
+        """Ends the streams that got no chunk for `idle_timeout_s`."""
+        for request_id, error in self.admission.expired().items():
+            if (stream := self._streams.get(request_id)) is not None:
+                await stream.abort(error)
+
     def die(self) -> None:
         """Ends as if the engine's core process had: every open stream raises EngineDeadError."""
         self._died.set()
@@ -126,12 +135,15 @@ class FakeEngine:
         finished: bool = False,
         request_id: str | None = None,
         arrival_time: float | None = None,
+        tenant: str = "",
+        tag: str = "",
     ) -> Stream2LLMStream:
         """Opens a request. Of the sampling parameters `max_tokens` and `n` are checked, the others only kept.
 
         Raises:
             PromptError, PromptTooLongError, EmptyPromptError: the prompt is refused.
             ConfigurationError, UnsupportedFeatureError: the sampling parameters or the mode are refused.
+            EngineBusyError: a limit is reached.
             EngineDeadError: the engine died.
         """
         self.check_alive()
@@ -152,7 +164,11 @@ class FakeEngine:
             finished=finished,
             arrival_time=time.time() if arrival_time is None else arrival_time,
             opened_s=time.monotonic(),
+            tenant=tenant,
+            tag=tag,
         )
+        stream.check_length(len(tokens), final=finished)
+        self.admission.admit(request_id, tenant, len(tokens), finished=finished)
         self._streams[request_id] = stream
         try:
             await stream.begin(tokens)
@@ -256,6 +272,7 @@ class FakeEngine:
         """Drops an ended stream from the books."""
         if self._streams.get(stream.request_id) is stream:
             del self._streams[stream.request_id]
+            self.admission.release(stream.request_id)
 
     def check_alive(self, *, closed_is_alive: bool = False) -> None:
         """Raises EngineDeadError if the engine died, EngineError if it was closed."""

@@ -18,7 +18,18 @@ import stream2llm_sdk.retrievers
 import stream2llm_sdk.serving
 import stream2llm_sdk.traces
 
-EXTRAS = ["vllm", "torch", "transformers", "crawl4ai", "diskannpy", "numba", "wordllama", "gguf", "accelerate"]
+EXTRAS = [
+    "vllm",
+    "torch",
+    "transformers",
+    "crawl4ai",
+    "diskannpy",
+    "numba",
+    "wordllama",
+    "gguf",
+    "accelerate",
+    "prometheus_client",
+]
 HEAVY = [*EXTRAS, "numpy", "tokenizers", "jinja2", "httpx", "rich", "typer"]
 
 # Run by a Python of its own, in which the extras cannot be found.
@@ -60,6 +71,7 @@ from stream2llm_sdk.retrievers.crawler import CrawlerRetriever
 from stream2llm_sdk.retrievers.diskann_index import build_index
 from stream2llm_sdk.retrievers.diskann_search import load_kernel
 from stream2llm_sdk.retrievers.embedding import WordLlamaEmbedder
+from stream2llm_sdk.serving.metrics import SchedulerMetrics
 from stream2llm_sdk.serving.vllm_engine import Stream2LLMEngine
 from stream2llm_sdk.testing.core_driver import CoreDriver
 
@@ -75,6 +87,7 @@ parts = {
     "index": lambda: build_index(["text"], "index"),
     "search": load_kernel,
     "embedder": lambda: WordLlamaEmbedder().embed(["text"]),
+    "metrics": SchedulerMetrics,
     "demo": lambda: asyncio.run(ensure_demo_model()),
 }
 errors = {}
@@ -167,6 +180,7 @@ def test_only_what_runs_in_the_engine_or_uses_an_extra_needs_one(without_extras:
         ("index", "diskannpy", ["diskann"]),
         ("search", "numba", ["diskann"]),
         ("embedder", "wordllama", ["diskann"]),
+        ("metrics", "prometheus_client", ["metrics"]),
         ("demo", "gguf", ["demo"]),
     ],
 )

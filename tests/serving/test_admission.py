@@ -20,6 +20,7 @@ from stream2llm_sdk.errors import (
     UnknownRequestError,
 )
 from stream2llm_sdk.serving.admission import Admission, StreamLimits
+from stream2llm_sdk.testing import FakeEngine
 
 
 class Clock:
@@ -422,3 +423,44 @@ class Books(RuleBasedStateMachine):
 
 
 TestBooks = Books.TestCase
+
+
+# ---- at the engine's door -----------------------------------------------------------------------------------------
+
+
+async def test_a_full_engine_refuses_and_loses_nothing_that_is_open() -> None:
+    async with FakeEngine(stream_limits=StreamLimits(max_open_streams=1, max_open_tokens=10)) as engine:
+        stream = await engine.open([1, 2, 3], tenant="a")
+        with pytest.raises(EngineBusyError, match="max_open_streams=1"):
+            await engine.open([1], tenant="b")
+        with pytest.raises(EngineBusyError, match="max_open_tokens=10"):
+            await stream.append([4] * 8)
+        assert stream.num_tokens == 3
+        assert (await stream.append([4] * 7)).num_tokens == 10
+        await stream.finish([5])
+        async with await engine.open([1], tenant="b"):
+            assert engine.num_open_streams == 2
+        assert "".join([output.text async for output in stream])
+    assert engine.admission.snapshot()["num_open_streams"] == 0
+
+
+async def test_an_update_that_the_engine_refuses_gives_its_tokens_back() -> None:
+    async with FakeEngine(max_model_len=20, stream_limits=StreamLimits(max_open_tokens=30)) as engine:
+        stream = await engine.open([1, 2, 3])
+        with pytest.raises(PromptTooLongError):
+            await stream.append([4] * 40)
+        assert engine.admission.snapshot()["num_open_tokens"] == 3
+        await stream.abort()
+        assert engine.admission.snapshot()["num_open_tokens"] == 0
+
+
+async def test_a_stream_that_nobody_feeds_is_ended_with_a_reason() -> None:
+    async with FakeEngine(stream_limits=StreamLimits(idle_timeout_s=1e-9)) as engine:
+        stream = await engine.open([1, 2, 3])
+        await engine.expire()
+        assert engine.num_open_streams == 0
+        for operation in (stream.append([4]), stream.finish()):
+            with pytest.raises(StreamIdleError, match="idle_timeout_s"):
+                await operation
+        with pytest.raises(StreamIdleError):
+            _ = [output async for output in stream]
