@@ -429,17 +429,18 @@ TestBooks = Books.TestCase
 
 
 async def test_a_full_engine_refuses_and_loses_nothing_that_is_open() -> None:
-    async with FakeEngine(stream_limits=StreamLimits(max_open_streams=1, max_open_tokens=10)) as engine:
+    async with FakeEngine(stream_limits=StreamLimits(max_open_streams=2, max_open_tokens=10)) as engine:
         stream = await engine.open([1, 2, 3], tenant="a")
-        with pytest.raises(EngineBusyError, match="max_open_streams=1"):
-            await engine.open([1], tenant="b")
+        other = await engine.open([1] * 6, tenant="b")
+        with pytest.raises(EngineBusyError, match="max_open_streams=2"):
+            await engine.open([1], tenant="c")
         with pytest.raises(EngineBusyError, match="max_open_tokens=10"):
-            await stream.append([4] * 8)
+            await stream.append([4, 5])
         assert stream.num_tokens == 3
-        assert (await stream.append([4] * 7)).num_tokens == 10
+        assert (await stream.append([4])).num_tokens == 4
+        await other.finish([5])
+        assert (await stream.append([4] * 6)).num_tokens == 10
         await stream.finish([5])
-        async with await engine.open([1], tenant="b"):
-            assert engine.num_open_streams == 2
         assert "".join([output.text async for output in stream])
     assert engine.admission.snapshot()["num_open_streams"] == 0
 
