@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
-EXTRAS := cpu,crawler,diskann,demo,notebooks
+EXTRAS := cpu,crawler,diskann,demo,metrics,notebooks,predict
 READY := $(VENV)/.ready
 WHEEL_SITE := build/wheel-site
 DEMO_ARGS ?=
@@ -56,11 +56,14 @@ bench: setup
 	$(BIN)/python tests/benchmarks/import_time.py
 	$(BIN)/python tests/benchmarks/prompt_update.py
 	$(BIN)/python tests/benchmarks/engine_overhead.py
+	$(BIN)/python tests/benchmarks/scheduler_step.py
+	$(BIN)/python tests/benchmarks/prediction_cost.py
+	$(BIN)/python tests/benchmarks/policies.py
 
 # Pins every dependency again, for all supported versions of Python.
 constraints: setup
 	$(UV) pip compile --quiet --universal --python-version 3.11 pyproject.toml --extra cpu --extra crawler \
-		--extra diskann --extra demo --extra notebooks --group dev --no-header --no-annotate --upgrade \
+		--extra diskann --extra demo --extra metrics --extra notebooks --extra predict --group dev --no-header --no-annotate --upgrade \
 		--output-file constraints/cpu.txt
 
 clean:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from types import ModuleType, TracebackType
 from typing import Any
+from urllib.parse import urlsplit
 
 from stream2llm_sdk.context import Append, ContextMode, ContextUpdate, SourceFailure
 from stream2llm_sdk.errors import ConfigurationError, MissingExtraError
@@ -21,6 +22,7 @@ from stream2llm_sdk.retrievers.search_provider import FixedSeeds, SearchProvider
 
 __all__ = ["CrawlerRetriever"]
 
+_DEFAULT_SEARCH_PAGES = 10
 _DEFAULT_USER_AGENT = "Mozilla/5.0 (compatible; stream2llm-sdk)"
 
 
@@ -57,9 +59,10 @@ class CrawlerRetriever:
     end; a later `stream` starts it again. One retriever serves one event loop.
 
     Args:
-        urls: pages to read for every question; give these or `search`.
+        urls: http(s) pages to read for every question; give these or `search`.
         search: turns each question into pages to read.
-        max_pages: pages taken from the search, per question.
+        max_pages: most pages read per question: the first ones of the search, 10 if left out, or of `urls`, all if
+            left out.
         concurrency: pages fetched at the same time, over all questions.
         page_timeout_s: longest time for fetching and converting one page in seconds; waiting for a turn or for
             a free converter process is not counted.
@@ -82,7 +85,7 @@ class CrawlerRetriever:
         urls: Iterable[str] | None = None,
         *,
         search: SearchProvider | None = None,
-        max_pages: int = 10,
+        max_pages: int | None = None,
         concurrency: int = 8,
         page_timeout_s: float = 10.0,
         total_timeout_s: float = 30.0,
@@ -94,6 +97,9 @@ class CrawlerRetriever:
         lookup: HostLookup = system_lookup,
     ) -> None:
         self._shared: _Shared | None = None
+        self._search = _search_provider(urls, search)
+        if max_pages is None:
+            max_pages = len(self._search.urls) if isinstance(self._search, FixedSeeds) else _DEFAULT_SEARCH_PAGES
         self._limits = CrawlLimits(
             max_pages=max_pages,
             concurrency=concurrency,
@@ -102,7 +108,6 @@ class CrawlerRetriever:
             max_page_bytes=max_page_bytes,
             num_workers=num_workers,
         )
-        self._search = _search_provider(urls, search, max_pages)
         self._converters = converters
         self._guard = AddressGuard(allow_networks, lookup=lookup)
         if not user_agent or not user_agent.isascii() or not user_agent.isprintable():
@@ -203,7 +208,7 @@ class CrawlerRetriever:
             await strategy.close()
 
 
-def _search_provider(urls: Iterable[str] | None, search: SearchProvider | None, max_pages: int) -> SearchProvider:
+def _search_provider(urls: Iterable[str] | None, search: SearchProvider | None) -> SearchProvider:
     if (urls is None) == (search is None):
         given = "neither" if urls is None else "both"
         raise ConfigurationError(f"a CrawlerRetriever takes either urls or search; {given} was given")
@@ -212,9 +217,28 @@ def _search_provider(urls: Iterable[str] | None, search: SearchProvider | None, 
             raise ConfigurationError(f"search={search!r:.80}: give an object with `async search(query, k)`")
         return search
     seeds = FixedSeeds(urls)
-    if len(seeds.urls) > max_pages:
-        raise ConfigurationError(f"{len(seeds.urls)} urls were given but max_pages={max_pages}: raise max_pages")
+    for url in seeds.urls:
+        _check_form(url)
     return seeds
+
+
+def _check_form(url: str) -> None:
+    """What a person can get wrong in a URL. Where it leads is the address guard's to judge, when it is read."""
+    try:
+        parts = urlsplit(url.strip())
+    except ValueError as error:
+        raise ConfigurationError(f"urls holds {url!r:.200}, which is malformed: {error}") from None
+    has_scheme = bool(parts.scheme) and not parts.path[:1].isdigit()  # "localhost:8000" has a port
+    if parts.scheme in ("http", "https"):
+        if not parts.hostname:
+            raise ConfigurationError(f"urls holds {url!r:.200}, which names no host: write it as https://HOST/PATH")
+    elif has_scheme:
+        raise ConfigurationError(
+            f"urls holds {url!r:.200}: only http and https are read, not {parts.scheme}. What is on this machine can "
+            "be given as text by an async generator function"
+        )
+    else:
+        raise ConfigurationError(f"urls holds {url!r:.200}, which has no scheme: write https:// or http:// before it")
 
 
 async def _import_fetch() -> Any:

@@ -78,8 +78,8 @@ def build_files(
     on_progress: Callable[[int], None] | None,
 ) -> None:
     """Writes a complete index to `directory`; see `build_index`."""
-    if isinstance(documents, (str, bytes, Mapping)):
-        raise RetrievalError(
+    if isinstance(documents, (str, bytes, Mapping, Chunk)) or not isinstance(documents, Iterable):
+        raise ConfigurationError(
             f"documents is one {type(documents).__name__}; give an iterable of documents, such as a list"
         )
     if find_spec("diskannpy") is None:
@@ -88,7 +88,7 @@ def build_files(
     with _building_beside(directory) as work:
         num_documents = _write_documents(documents, work, embedder, options.batch_size, on_progress)
         if num_documents == 0:
-            raise RetrievalError("there are no documents to build an index of")
+            raise ConfigurationError("documents is empty: give at least one document to build an index of")
         _build_graph(work, options, _padded(embedder.dim))
         read_layout(work)
         records = {name: FileRecord.of(work / name) for name in INDEX_FILES}
@@ -102,9 +102,9 @@ def _check_target(directory: Path, overwrite: bool) -> None:
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return
     if not overwrite:
-        raise RetrievalError(f"{directory} exists and is no empty folder: choose another, or give overwrite=True")
+        raise ConfigurationError(f"{directory} exists and is no empty folder: choose another, or give overwrite=True")
     if not (directory / MANIFEST_FILE).is_file():
-        raise RetrievalError(f"{directory} holds no index; overwrite=True only replaces an index")
+        raise ConfigurationError(f"{directory} holds no index; overwrite=True only replaces an index")
 
 
 @contextmanager

@@ -154,9 +154,9 @@ def build_index(
         on_progress: called with the number of documents embedded so far.
 
     Raises:
-        RetrievalError: there are no documents, one has no text, a vector is zero or not finite, `directory` is
-            not empty, or DiskANN failed.
-        ConfigurationError: the embedder has no usable dimensions.
+        ConfigurationError: there are no documents, one has no text, `directory` is not empty, or the embedder has no
+            usable dimensions.
+        RetrievalError: a vector is zero or not finite, or DiskANN failed.
         MissingExtraError: diskannpy or wordllama is not installed.
     """
     chosen = WordLlamaEmbedder() if embedder is None else embedder

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stream2llm_sdk.context import Chunk
-from stream2llm_sdk.errors import IndexFormatError, RetrievalError
+from stream2llm_sdk.errors import ConfigurationError, IndexFormatError
 from stream2llm_sdk.retrievers.shared_file import SharedFile
 
 __all__ = ["DocumentStore", "DocumentWriter", "as_chunk"]
@@ -29,7 +29,7 @@ def as_chunk(document: Any, row: int) -> Chunk:
     The chunk's source is the first of `url`, `source` and `id` that is there; other fields become metadata.
 
     Raises:
-        RetrievalError: the document is none of these, or its text is not text or is blank.
+        ConfigurationError: the document is none of these, or its text is not text or is blank.
     """
     if isinstance(document, str):
         chunk = Chunk(document, source=f"document-{row}")
@@ -38,18 +38,21 @@ def as_chunk(document: Any, row: int) -> Chunk:
     elif isinstance(document, Chunk):
         chunk = document
     else:
-        raise RetrievalError(
+        raise ConfigurationError(
             f"document {row} is a {type(document).__name__}; give text, a Chunk, or a mapping with 'text'"
         )
     if not chunk.text.strip():
-        raise RetrievalError(f"document {row} (source {chunk.source!r}) has no text; leave it out")
+        raise ConfigurationError(f"document {row} (source {chunk.source!r}) has no text; leave it out")
     return chunk
 
 
 def _mapping_as_chunk(document: Mapping[str, Any], row: int) -> Chunk:
-    text = document.get("text")
+    if "text" not in document:
+        fields = ", ".join(map(repr, document)) or "none"
+        raise ConfigurationError(f"document {row} lacks 'text'; its fields are: {fields:.200}")
+    text = document["text"]
     if not isinstance(text, str):
-        raise RetrievalError(f"document {row}: 'text' is {type(text).__name__}, not str: {document!r:.120}")
+        raise ConfigurationError(f"document {row}: 'text' is {type(text).__name__}, not str: {document!r:.120}")
     source = next((document[name] for name in _SOURCE_FIELDS if document.get(name)), f"document-{row}")
     metadata = document.get("metadata")
     extra = {name: value for name, value in document.items() if name not in _OWN_FIELDS}
@@ -88,7 +91,7 @@ class DocumentWriter:
             line = json.dumps(record, ensure_ascii=True, default=str).encode() + b"\n"
         except (TypeError, ValueError) as error:
             row = len(self._offsets) - 1
-            raise RetrievalError(f"document {row}: its metadata cannot be stored as JSON: {error}") from error
+            raise ConfigurationError(f"document {row}: its metadata cannot be stored as JSON: {error}") from error
         self._file.write(line)
         self._offsets.append(self._offsets[-1] + len(line))
 

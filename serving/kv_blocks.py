@@ -55,6 +55,10 @@ class KVBlocks:
     def holds(self, request_id: str) -> bool:
         return any(group.req_to_blocks.get(request_id) for group in self._groups)
 
+    def num_held(self, request_id: str) -> int:
+        """Blocks in the request's table, shared ones included."""
+        return sum(len(group.req_to_blocks.get(request_id, ())) for group in self._groups)
+
     def num_reclaimable(self, request_id: str) -> int:
         """Blocks that freeing the request would return: those that nobody else uses."""
         return sum(
@@ -77,7 +81,7 @@ class KVBlocks:
         if self._plain is not None and hit is self._no_hit:
             num_slots = min(main_tokens + lookahead, self._manager.max_model_len)
             num_held = len(self._plain.req_to_blocks.get(request.request_id, ()))
-            return max(0, -(-num_slots // self._plain.block_size) - num_held)
+            return max(0, int(-(-num_slots // self._plain.block_size) - num_held))
         coordinator = self._manager.coordinator
         needed = coordinator.get_num_blocks_to_allocate(
             request_id=request.request_id,

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from stream2llm_sdk.serving.fair_share import FairShare
+from stream2llm_sdk.serving.forecast import Forecast
+from stream2llm_sdk.serving.lcp import TokenArray
+from stream2llm_sdk.serving.outlook import Outlook
 from stream2llm_sdk.serving.policies import SchedulingPolicy, Standing, make_policy
 from stream2llm_sdk.serving.request_order import RequestOrder, SortKey
-from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY
+from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY, StreamingPrompt
 from stream2llm_sdk.serving.streaming_scheduler import StreamingPromptScheduler
+from stream2llm_sdk.serving.victims import LatestCompletion
 
 __all__ = ["OrderedScheduler"]
+
+_FINISHED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
 
 class OrderedScheduler(StreamingPromptScheduler):
@@ -31,6 +38,12 @@ class OrderedScheduler(StreamingPromptScheduler):
         name = self.options.get("policy") or os.environ.get("SCHEDULER_TYPE") or "DEFAULT_VLLM"
         self.scheduling_policy: SchedulingPolicy = make_policy(name)
         self.order = RequestOrder()
+        self.shares = FairShare(self.options.get("tenant_weights"))
+        self.outlook = Outlook(self.options.get("length_predictor") or "quantile")
+        self._forecasts: Mapping[str, Forecast] = {}
+        self._uses_forecasts = self.scheduling_policy.uses_forecasts or (
+            self.options.get("victims") == LatestCompletion.name
+        )
         # Preempted requests wait in front of the others, the last one first, as vLLM has it.
         self._front: dict[str, int] = {}
         self._num_preempted = 0
@@ -39,14 +52,36 @@ class OrderedScheduler(StreamingPromptScheduler):
     # ---- what happens to a request ------------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
+        is_new = request.request_id not in self.requests
         super().add_request(request)
-        if request.request_id not in self.parked and request.request_id in self.requests:
+        if not is_new:
+            return
+        prompt = self.prompts.get(request.request_id)
+        self.shares.joined(self._tenant(request))
+        self.outlook.added(request, prompt, self.now_s())
+        if request.request_id not in self.parked:
             self._reorder(request)
 
+    def _apply(self, request: Request, prompt: StreamingPrompt, new: TokenArray, lcp: int, final: bool) -> int:
+        self.outlook.prompt_changed(request, len(new), final, prompt.last_chunk_arrival_time)
+        num_invalidated = super()._apply(request, prompt, new, lcp, final)
+        if final:
+            self.outlook.completed(request, prompt)
+            self._reorder(request)
+        return num_invalidated
+
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
-        self.order.discard(request.request_id)
-        self._front.pop(request.request_id, None)
+        request_id = request.request_id
+        if request_id in self._sequence:
+            self.shares.left(self._tenant(request))
+            self.outlook.ended(request, finished=request.status in _FINISHED)
+        self.order.discard(request_id)
+        self._front.pop(request_id, None)
         return super()._free_request(request, delay_free_blocks=delay_free_blocks)
+
+    def shutdown(self) -> None:
+        self.outlook.close()
+        super().shutdown()
 
     def _park(self, request: Request) -> None:
         self.order.discard(request.request_id)
@@ -70,13 +105,28 @@ class OrderedScheduler(StreamingPromptScheduler):
 
     def _record_step(self, output: SchedulerOutput) -> None:
         super()._record_step(output)
-        if self.scheduling_policy.follows_progress:
+        if self.shares.num_tenants > 1:
+            for request_id, num_tokens in output.num_scheduled_tokens.items():
+                self.shares.charge(self._tenant(self.requests[request_id]), num_tokens)
+        if self.scheduling_policy.follows_progress or self._uses_forecasts:
             self._reorder_all(self.requests[request_id] for request_id in output.num_scheduled_tokens)
+
+    def _refresh_forecasts(self) -> None:
+        """Moves the open prompts of which something else is expected now."""
+        forecasts, before = self.outlook.refresh(self.now_s()), self._forecasts
+        for request_id, forecast in forecasts.items():
+            if before.get(request_id) is not forecast:
+                prompt, request = self.prompts.get(request_id), self.requests.get(request_id)
+                if prompt is not None and request is not None:
+                    prompt.completion_s = forecast.completion_s
+                    prompt.final_num_tokens = forecast.final_num_tokens
+                    self._reorder_all((request,))
+        self._forecasts = dict(forecasts)
 
     # ---- its place ----------------------------------------------------------------------------------------------
 
     def _reorder(self, request: Request) -> None:
-        self.order.put(request, self.sort_key(request))
+        self.order.put(request, self.sort_key(request), self._tenant(request))
 
     def _reorder_all(self, requests: Iterable[Request]) -> None:
         for request in requests:
@@ -100,13 +150,28 @@ class OrderedScheduler(StreamingPromptScheduler):
         """What the policy may know of a request."""
         prompt = self.prompts.get(request.request_id)
         arrival_s = request.arrival_time + self._wall_to_monotonic_s
-        num_output_tokens = request.max_tokens
-        return Standing(
+        standing = Standing(
             request=request,
             prompt=prompt,
             is_admitted=is_admitted,
             final_num_tokens=request.num_prompt_tokens,
             completion_s=arrival_s if prompt is None else prompt.completion_s,
             last_chunk_s=arrival_s if prompt is None else prompt.last_chunk_arrival_time,
-            num_output_tokens=num_output_tokens,
+            num_output_tokens=request.max_tokens,
         )
+        if self._uses_forecasts:
+            output = self.outlook.output(request)
+            standing.num_output_tokens = output.num_tokens
+            standing.is_long = output.is_long
+            standing.class_num_output_tokens = self.outlook.class_means[output.is_long]
+            if prompt is not None and prompt.is_open:
+                standing.final_num_tokens = max(prompt.final_num_tokens, request.num_prompt_tokens)
+        return standing
+
+    def _tenant(self, request: Request) -> str:
+        prompt = self.prompts.get(request.request_id)
+        return "" if prompt is None else prompt.tenant
+
+    def now_s(self) -> float:
+        """The trail's clock, which tests and simulations may set."""
+        return self.trail.clock.monotonic_s()

@@ -12,6 +12,8 @@ from stream2llm_sdk.serving.victims import VictimOrder
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
+    from stream2llm_sdk.serving.fair_share import BlockShares
+
 __all__ = ["Candidate", "Limits", "Plan", "Planner"]
 
 
@@ -30,6 +32,7 @@ class Candidate:
         frees_slot: whether preempting it returns a slot.
         is_idle: an open stream that waits for its next chunk.
         is_guarded: it lost its KV before and has not got past that point yet.
+        tenant: who it belongs to.
         completion_s: when its prompt is expected to be complete, on the monotonic clock.
         admission: its number in the order of admission.
         rank: its place among those that hold KV, set by the planner when it looks for victims.
@@ -45,6 +48,7 @@ class Candidate:
     frees_slot: bool
     is_idle: bool = False
     is_guarded: bool = False
+    tenant: str = ""
     completion_s: float = 0.0
     admission: int = 0
     rank: int = 0
@@ -61,6 +65,7 @@ class Limits:
         num_running: requests that run.
         watermark_blocks: blocks that stay free when a waiting request is admitted beside running ones.
         lookahead_tokens: slots that speculative decoding wants behind each request.
+        shares: the blocks due to each tenant, where there are several.
     """
 
     num_tokens: int
@@ -69,6 +74,7 @@ class Limits:
     num_running: int
     watermark_blocks: int
     lookahead_tokens: int
+    shares: BlockShares | None = None
 
 
 @dataclass(slots=True)
@@ -112,23 +118,24 @@ class Planner:
         self._kv = kv
         self._victim_order = victim_order
 
-    def plan(self, candidates: Iterable[Candidate], holders: Holders, limits: Limits) -> Plan:
-        """The plan of one step. `candidates` come in the order of their keys; no more of them are asked for than
-        can be served."""
-        return _Walk(self._kv, self._victim_order, holders, limits).run(candidates)
+    def plan(self, candidates: Iterable[Candidate], holders: Holders, limits: Limits, plan: Plan | None = None) -> Plan:
+        """The plan of one step. `candidates` come in the order in which they are to be served; no more of them are
+        asked for than can be. `plan`, if given, is filled while they are."""
+        return _Walk(self._kv, self._victim_order, holders, limits, Plan() if plan is None else plan).run(candidates)
 
 
 class _Walk:
     """The state of one planning pass."""
 
-    def __init__(self, kv: KVBlocks, victim_order: VictimOrder, holders: Holders, limits: Limits) -> None:
+    def __init__(self, kv: KVBlocks, victim_order: VictimOrder, holders: Holders, limits: Limits, plan: Plan) -> None:
         self.kv = kv
         self.limits = limits
-        self.plan = Plan()
+        self.plan = plan
         self.num_tokens = limits.num_tokens
         self.num_slots = limits.num_slots
         self.num_free = kv.num_free
         self.num_running = limits.num_running
+        self._admits = False
         self._victim_order = victim_order
         self._all_holders = holders
         self._holders: list[Candidate] | None = None
@@ -176,10 +183,15 @@ class _Walk:
             self.num_free += num_reclaimed
             self.num_slots += victim.frees_slot
             self.num_running -= victim.is_running
+            if self.limits.shares is not None:
+                self.limits.shares.moved(victim.tenant, -num_reclaimed)
+        if self.limits.shares is not None:
+            self.limits.shares.moved(candidate.tenant, num_blocks)
         self.num_free -= num_blocks
         self.num_tokens -= num_new
         self.num_slots -= candidate.needs_slot
         self.num_running += not candidate.is_running
+        self._admits |= not candidate.is_running
         self.plan.num_tokens[candidate.request.request_id] = num_new
         if num_new < num_wanted:
             self.plan.trimmed.add(candidate.request.request_id)
@@ -193,7 +205,9 @@ class _Walk:
         victims: list[tuple[Candidate, int]],
     ) -> tuple[int, int]:
         """As many of `num_new` tokens as can get blocks, and how many blocks that takes; adds to `victims`."""
-        reserve = self.limits.watermark_blocks if self.num_running and not candidate.is_running else 0
+        # vLLM serves what runs before it admits what waits, which must find the watermark free then.
+        beside_others = self._admits if candidate.is_running else self.num_running > 0
+        reserve = self.limits.watermark_blocks if beside_others else 0
         available = self.num_free - reserve + sum(num_reclaimed for _, num_reclaimed in victims)
 
         def num_needed(num_tokens: int) -> int:
@@ -201,7 +215,7 @@ class _Walk:
 
         needed = num_needed(num_new)
         if needed > available:
-            available += self._evict_for(candidate, needed - available, victims)
+            available += self._evict_for(candidate, needed, needed - available, victims)
         if needed <= available:
             return num_new, needed
         low, high = 0, num_new - 1
@@ -211,17 +225,17 @@ class _Walk:
         return (low, num_needed(low)) if low else (0, 0)
 
     def _take_slot(self, candidate: Candidate, victims: list[tuple[Candidate, int]]) -> bool:
-        for victim in self._victims_for(candidate):
+        for victim in self._victims_for(candidate, 0):
             if victim.frees_slot and victim.is_idle:
                 victims.append((victim, self.kv.num_reclaimable(victim.request.request_id)))
                 return True
         return False
 
-    def _evict_for(self, candidate: Candidate, shortage: int, victims: list[tuple[Candidate, int]]) -> int:
-        """Adds victims until `shortage` blocks come free, and returns how many do."""
+    def _evict_for(self, candidate: Candidate, needed: int, shortage: int, victims: list[tuple[Candidate, int]]) -> int:
+        """Adds victims until `shortage` of the `needed` blocks come free, and returns how many do."""
         gained = 0
         chosen = {victim.request.request_id for victim, _ in victims}
-        for victim in self._victims_for(candidate):
+        for victim in self._victims_for(candidate, needed):
             if gained >= shortage:
                 break
             if victim.request.request_id not in chosen:
@@ -231,21 +245,31 @@ class _Walk:
                     gained += num_reclaimed
         return gained
 
-    def _victims_for(self, candidate: Candidate) -> list[Candidate]:
-        """Holders that may lose their blocks to `candidate`, first victim first."""
+    def _victims_for(self, candidate: Candidate, needed: int) -> list[Candidate]:
+        """Holders that may lose their blocks to `candidate`, which needs so many, first victim first."""
         if self._holders is None:
             self._holders = sorted(self._all_holders(), key=lambda holder: holder.key)
             for rank, holder in enumerate(self._holders):
                 holder.rank = rank
             self._holders.sort(key=lambda holder: (holder.is_guarded, self._victim_order.key(holder)))
-        return [holder for holder in self._holders if self._may_take(candidate, holder)]
+        return [holder for holder in self._holders if self._may_take(candidate, holder, needed)]
 
-    def _may_take(self, candidate: Candidate, holder: Candidate) -> bool:
+    def _may_take(self, candidate: Candidate, holder: Candidate, needed: int) -> bool:
         request_id = holder.request.request_id
         if request_id in self.plan.num_tokens or request_id in self._evicted:
             return False
         if holder.request is candidate.request:
             return False
-        if holder.is_idle:
-            return True
-        return holder.key > candidate.key and not (holder.is_guarded and self.plan.num_tokens)
+        is_later = holder.is_idle or holder.key > candidate.key
+        shares = self.limits.shares
+        if shares is not None and holder.tenant != candidate.tenant:
+            if request_id == shares.first:
+                return False
+            if candidate.request.request_id != shares.first:
+                takes_too_much = shares.is_over(candidate.tenant, needed)
+                holds_too_much = shares.is_over(holder.tenant)
+                if takes_too_much != holds_too_much:
+                    return holds_too_much
+        if holder.is_guarded and self.plan.num_tokens:
+            return False
+        return is_later

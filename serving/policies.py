@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.serving.length_prediction import volume
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -52,7 +53,7 @@ class Standing:
     final_num_tokens: int
     completion_s: float
     last_chunk_s: float
-    num_output_tokens: int
+    num_output_tokens: float
     is_long: bool = False
     class_num_output_tokens: float = 0.0
 
@@ -143,12 +144,6 @@ class SJF(_Policy):
 
     def key(self, standing: Standing) -> Key:
         return (standing.request.priority, standing.num_output_tokens)
-
-
-def volume(num_prompt_tokens: float, num_output_tokens: float) -> float:
-    """KV memory times steps of a request: s·o + (o² + o)/2 (Smallest-Volume-First, arXiv 2606.22327)."""
-    output = num_output_tokens
-    return num_prompt_tokens * output + (output * output + output) / 2
 
 
 class SVF(_Policy):

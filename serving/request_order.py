@@ -2,54 +2,78 @@
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-__all__ = ["RequestOrder", "SortKey"]
+    from stream2llm_sdk.serving.fair_share import FairShare
+
+__all__ = ["Entry", "RequestOrder", "SortKey"]
 
 SortKey = tuple[Any, ...]
 """A policy's key and behind it a tie-breaker, so that no two requests have the same."""
+
+Entry = tuple[SortKey, "Request"]
 
 _KEY = itemgetter(0)
 
 
 class RequestOrder:
-    """A sorted list of `(key, request)`. Putting and removing cost a binary search, walking costs nothing to begin:
-    a step that can serve few requests looks at few."""
+    """Sorted lists of `(key, request)`, one for each tenant. Putting and removing cost a binary search, walking costs
+    nothing to begin: a step that can serve few requests looks at few."""
 
     def __init__(self) -> None:
-        self._entries: list[tuple[SortKey, Request]] = []
-        self._keys: dict[str, SortKey] = {}
+        self._lists: dict[str, list[Entry]] = {}
+        self._places: dict[str, tuple[str, SortKey]] = {}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._places)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._keys
+        return request_id in self._places
 
-    def __iter__(self) -> Iterator[tuple[SortKey, Request]]:
-        return iter(self._entries)
+    def __iter__(self) -> Iterator[Entry]:
+        """All of them in the order of their keys."""
+        if len(self._lists) == 1:
+            return iter(next(iter(self._lists.values())))
+        return heapq.merge(*self._lists.values(), key=_KEY)
 
-    def put(self, request: Request, key: SortKey) -> None:
+    def by_share(self, shares: FairShare, num_served: Callable[[str], int]) -> Iterator[Entry]:
+        """The tenants in turn, whose counter is least first, and each one's requests in the order of their keys.
+        `num_served` tells how many tokens a request got since it was given here: they count at once."""
+        heap = [(shares.counter(tenant), tenant, iter(entries)) for tenant, entries in self._lists.items()]
+        heapq.heapify(heap)
+        while heap:
+            counter, tenant, entries = heap[0]
+            entry = next(entries, None)
+            if entry is None:
+                heapq.heappop(heap)
+                continue
+            yield entry
+            served = num_served(entry[1].request_id) / shares.weight(tenant)
+            heapq.heapreplace(heap, (counter + served, tenant, entries))
+
+    def put(self, request: Request, key: SortKey, tenant: str = "") -> None:
         """Adds a request, or moves it to where its new key belongs."""
         request_id = request.request_id
-        old = self._keys.get(request_id)
-        if old is not None:
-            if old == key:
+        place = self._places.get(request_id)
+        if place is not None:
+            if place == (tenant, key):
                 return
-            del self._entries[self._index(old)]
-        self._keys[request_id] = key
-        insort(self._entries, (key, request), key=_KEY)
+            self.discard(request_id)
+        self._places[request_id] = tenant, key
+        insort(self._lists.setdefault(tenant, []), (key, request), key=_KEY)
 
     def discard(self, request_id: str) -> None:
-        key = self._keys.pop(request_id, None)
-        if key is not None:
-            del self._entries[self._index(key)]
-
-    def _index(self, key: SortKey) -> int:
-        return bisect_left(self._entries, key, key=_KEY)
+        place = self._places.pop(request_id, None)
+        if place is not None:
+            tenant, key = place
+            entries = self._lists[tenant]
+            del entries[bisect_left(entries, key, key=_KEY)]
+            if not entries:
+                del self._lists[tenant]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.request import Request, RequestStatus
 
+from stream2llm_sdk.serving.fair_share import BlockShares
+from stream2llm_sdk.serving.look_ahead import fits_to_the_end
 from stream2llm_sdk.serving.ordered_scheduler import OrderedScheduler
 from stream2llm_sdk.serving.orphans import end_with_parent
 from stream2llm_sdk.serving.planner import Candidate, Limits, Plan, Planner
@@ -82,12 +85,15 @@ class Stream2LLMScheduler(OrderedScheduler):
     def _needs_plan(self) -> bool:
         """Whether vLLM's own step could go wrong: streams are open, or finished ones still wait with their KV. vLLM
         takes KV from running requests only, and never gets on when all of it is held by requests that wait."""
-        if self.num_open or self.scheduling_policy.plans_plain_requests:
+        if self.num_open or self.scheduling_policy.plans_plain_requests or self.shares.num_tenants > 1:
             return True
         return any(request.request_id in self.prompts for request in self.kv_holding_waiting)
 
     def _schedule_planned(self, throttle_prefills: bool) -> SchedulerOutput:
-        plan = self.planner.plan(self._candidates(), self._holders, self._limits_of_step())
+        if self._uses_forecasts:
+            self._refresh_forecasts()
+        plan = Plan()
+        self.planner.plan(self._candidates(plan), self._holders, self._limits_of_step(), plan)
         for request in plan.nothing_to_compute:
             self._remove_from_queues(request)
             self._park(request)
@@ -99,13 +105,44 @@ class Stream2LLMScheduler(OrderedScheduler):
         self._plan_failed = bool(plan.num_tokens) and not output.num_scheduled_tokens
         return output
 
-    def _candidates(self) -> Iterator[Candidate]:
-        """What may be scheduled, in the policy's order."""
+    def _candidates(self, plan: Plan) -> Iterator[Candidate]:
+        """What may be scheduled, in the policy's order; where there are several tenants, each in its turn."""
         only_holders = self._pause_state != PauseState.UNPAUSED
-        for key, request in self.order:
-            if only_holders and not (request.status == RequestStatus.RUNNING or request.num_computed_tokens):
-                continue
+        entries = iter(self.order)
+        if self.shares.num_tenants > 1:
+            entries = self.order.by_share(self.shares, lambda request_id: plan.num_tokens.get(request_id, 0))
+        admits = self.scheduling_policy.looks_ahead
+        for key, request in entries:
+            is_admitted = request.status == RequestStatus.RUNNING or request.num_computed_tokens > 0
+            if not is_admitted:
+                if only_holders:
+                    continue
+                if self.scheduling_policy.looks_ahead:
+                    admits = admits and self._fits_to_the_end(request, plan)
+                    if not admits:
+                        continue
             yield self._candidate(key, request)
+
+    def _fits_to_the_end(self, request: Request, plan: Plan) -> bool:
+        """SVF's look-ahead: whether all that was admitted, and this one, can run to their ends in the memory there is.
+        Idle streams do not count: they are the first to give theirs up."""
+        together = [request]
+        for _, other in self.order:
+            if other is not request and (
+                other.status == RequestStatus.RUNNING
+                or other.num_computed_tokens
+                or other.request_id in plan.num_tokens
+            ):
+                together.append(other)
+        if len(together) == 1:
+            return True
+        return fits_to_the_end(map(self._memory, together), self.kv.num_total * self.block_size)
+
+    def _memory(self, request: Request) -> tuple[float, float]:
+        """Tokens of its final prompt and of its output so far, and the output still to come."""
+        standing = self.standing(request, is_admitted=False)
+        to_come = max(1.0, standing.num_output_tokens - request.num_output_tokens)
+        return standing.final_num_tokens + request.num_output_tokens, to_come
 
     def _holders(self) -> Iterator[Candidate]:
         """Whose KV may be taken now."""
@@ -133,6 +170,7 @@ class Stream2LLMScheduler(OrderedScheduler):
             frees_slot=running or keeps_slot,
             is_idle=idle,
             is_guarded=not idle and prompt is not None and prompt.is_guarded(request.num_computed_tokens),
+            tenant="" if prompt is None else prompt.tenant,
             completion_s=math.inf if prompt is None else prompt.completion_s,
             admission=self._admission_order.get(request_id, 0),
         )
@@ -171,7 +209,24 @@ class Stream2LLMScheduler(OrderedScheduler):
             num_running=len(self.running),
             watermark_blocks=self.kv_cache_manager.watermark_blocks,
             lookahead_tokens=self.num_lookahead_tokens,
+            shares=self._block_shares(places) if self.shares.num_tenants > 1 else None,
         )
+
+    def _block_shares(self, num_slots: int) -> BlockShares:
+        first = None
+        for _, request in self.order:
+            running = request.status == RequestStatus.RUNNING
+            keeps_slot = running or (self.use_v2_model_runner and request.request_id in self._resident)
+            if (running or self._is_ready(request)) and (keeps_slot or num_slots > 0):
+                first = request.request_id
+                break
+        return BlockShares(self.shares, self.kv.num_total, self._blocks_by_tenant, first)
+
+    def _blocks_by_tenant(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for request in self.requests.values():
+            counts[self._tenant(request)] += self.kv.num_held(request.request_id)
+        return counts
 
     def _long_prefill_threshold(self) -> int:
         """The longest prefill chunk that vLLM will give one request in this step, 0 for no limit."""

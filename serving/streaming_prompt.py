@@ -26,6 +26,7 @@ class StreamingPrompt:
         is_prompt_update: whether updates replace the prompt (update mode) or append to it.
         last_chunk_arrival_time: seconds on the monotonic clock when its last update was sent.
         completion_s: when the prompt was finished, or is expected to be, on the monotonic clock.
+        final_num_tokens: the length that the prompt is expected to end with; 0 while nothing is known.
         tenant: who it belongs to.
         tag: what kind of context it gets, such as its retriever's name.
         num_updates: updates applied.
@@ -42,6 +43,7 @@ class StreamingPrompt:
     is_prompt_update: bool
     last_chunk_arrival_time: float
     completion_s: float = math.inf
+    final_num_tokens: float = 0
     tenant: str = ""
     tag: str = ""
     num_updates: int = 0

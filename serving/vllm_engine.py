@@ -26,9 +26,10 @@ from stream2llm_sdk.serving.engine import EngineLimits, StreamOutput
 from stream2llm_sdk.serving.lcp import TokenArray
 from stream2llm_sdk.serving.policies import make_policy
 from stream2llm_sdk.serving.sampling import make_sampling_params, verify_for_model
-from stream2llm_sdk.serving.vllm_start import build, end, supported
+from stream2llm_sdk.serving.vllm_start import build, end, end_start, supported
 from stream2llm_sdk.serving.vllm_stream import Stream2LLMStream, checked_token_ids
 from stream2llm_sdk.tasks import uncancelled
+from stream2llm_sdk.tokenizer import locate_model
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -119,6 +120,7 @@ class Stream2LLMEngine:
 
     async def _start(self) -> None:
         require_main_guard("Stream2LLMEngine")
+        locate_model(self.model)
         started_s = time.monotonic()
         self._report(f"starting the engine with {self.model} (policy {self.policy}); this takes a while")
         self._loop = asyncio.get_running_loop()
@@ -131,7 +133,7 @@ class Stream2LLMEngine:
         except asyncio.CancelledError:
             abandoned.set()
             self._report("the start was cancelled; ending the engine's processes")
-            await asyncio.wait({building})
+            await uncancelled(end_start(building))
             if building.exception() is None and (built := building.result()) is not None:
                 await uncancelled(asyncio.to_thread(end, built))
             raise
@@ -173,6 +175,9 @@ class Stream2LLMEngine:
     async def _shut_down(self) -> None:
         llm, self._llm = self._llm, None
         if llm is not None:
+            if asyncio.get_running_loop() is self._loop and llm.output_handler is not None:
+                llm.output_handler.cancel()  # or it would report the end of the core as a failure
+                await asyncio.wait({llm.output_handler})
             await asyncio.to_thread(end, llm)
 
     async def __aenter__(self) -> Stream2LLMEngine:

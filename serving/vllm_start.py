@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import multiprocessing
 import os
 import threading
 import warnings
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-__all__ = ["build", "end", "require_vllm", "supported"]
+__all__ = ["QUIET_ENVIRONMENT", "build", "end", "end_start", "require_vllm", "supported", "vllm_arguments"]
 
 _SCHEDULER = "stream2llm_sdk.serving.scheduler.Stream2LLMScheduler"
 
@@ -35,7 +37,12 @@ _UNSUPPORTED_ENGINE_ARGS: dict[str, tuple[object, str]] = {
     "skip_tokenizer_init": (False, "the engine needs the tokenizer for the end-of-sequence token"),
 }
 
-_QUIET_ENVIRONMENT = {
+_END_S = 30.0
+
+# For each start under way, the processes that were there before.
+_starts: list[frozenset[int | None]] = []
+
+QUIET_ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -70,13 +77,15 @@ def build(model: str, policy: str, engine_args: Mapping[str, Any], abandoned: th
         ConfigurationError: vLLM refuses an argument.
         EngineStartError: the processes did not come up.
     """
-    for name, value in _QUIET_ENVIRONMENT.items():
+    for name, value in QUIET_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\..*")
     require_vllm()
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    arguments = _vllm_arguments(model, policy, engine_args)
+    arguments = vllm_arguments(model, policy, engine_args)
+    known = frozenset(child.pid for child in multiprocessing.active_children())
+    _starts.append(known)
     try:
         llm = AsyncLLM.from_engine_args(arguments)
     except (ValueError, TypeError, OSError) as error:
@@ -85,17 +94,32 @@ def build(model: str, policy: str, engine_args: Mapping[str, Any], abandoned: th
         raise EngineStartError(
             f"the engine's processes did not start: {error}. Set VLLM_LOGGING_LEVEL=INFO to see their logs"
         ) from error
+    finally:
+        _starts.remove(known)
     if abandoned.is_set():
         end(llm)
         return None
     return llm
 
 
+async def end_start(building: asyncio.Future[Any]) -> None:
+    """Returns when a start that nobody waits for any more has ended. Its processes are killed as they appear, unless
+    another engine is being started in this process: which of them belong to which cannot be told then."""
+    while not building.done():
+        await asyncio.wait({building}, timeout=0.2)
+        if len(_starts) == 1:
+            (known,) = _starts
+            for child in multiprocessing.active_children():
+                if child.pid not in known and child.name.startswith("EngineCore"):
+                    child.kill()
+
+
 def end(llm: AsyncLLM) -> None:
     """Ends the engine's processes, and returns when they have ended."""
     manager = llm.engine_core.resources.engine_manager
     processes = list(getattr(manager, "processes", ()))
-    llm.shutdown()
+    # Left to itself vLLM kills them after 5 s, in which a busy machine does not get through their own clean-up.
+    llm.shutdown(timeout=_END_S)
     for process in processes:
         process.join(timeout=10)
         if process.is_alive():
@@ -103,7 +127,12 @@ def end(llm: AsyncLLM) -> None:
             process.join()
 
 
-def _vllm_arguments(model: str, policy: str, engine_args: Mapping[str, Any]) -> AsyncEngineArgs:
+def vllm_arguments(model: str, policy: str, engine_args: Mapping[str, Any]) -> AsyncEngineArgs:
+    """vLLM's arguments, with the defaults for this machine's device.
+
+    Raises:
+        ConfigurationError: vLLM does not know one of them.
+    """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 

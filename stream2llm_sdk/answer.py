@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import html
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from stream2llm_sdk.context import Chunk, SourceFailure
+from stream2llm_sdk.context import Chunk, SourceFailure, shortened
 from stream2llm_sdk.placement import DroppedChunk
 from stream2llm_sdk.trail import EventTrail
 
@@ -111,9 +111,9 @@ class TokenCounts:
     cached: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Answer:
-    """A complete answer.
+    """A complete answer. As a str it is its text; its repr is one line.
 
     Attributes:
         question: what was asked.
@@ -139,16 +139,28 @@ class Answer:
     context_end: ContextEnd
     timings: Timings
     tokens: TokenCounts
-    trail: EventTrail = field(repr=False)
+    trail: EventTrail
 
     def __str__(self) -> str:
         return self.text
+
+    def __repr__(self) -> str:
+        timings = self.timings
+        times = {
+            "retrieval": timings.retrieval_s,
+            "first token": timings.first_token_s,
+            "total": timings.total_s,
+        }
+        seconds = ", ".join(f"{name} {value:.2f} s" for name, value in times.items() if value is not None)
+        num_sources = f"{len(self.sources)} source{'' if len(self.sources) == 1 else 's'}"
+        return f"<Answer to {shortened(self.question)}: {shortened(self.text)}, {num_sources}, {seconds}>"
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain data, for JSON."""
         return {
             "question": self.question,
             "text": self.text,
+            "token_ids": list(self.token_ids),
             "finish_reason": self.finish_reason,
             "context_end": self.context_end.value,
             "sources": [

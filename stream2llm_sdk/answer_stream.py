@@ -43,7 +43,7 @@ class AnswerStream:
         on_end: Callable[[AnswerStream], object],
     ) -> None:
         # What the scheduler learns chunk statistics by, and shares the engine between.
-        self._labels = {"tenant": tenant, "tag": "+".join(sorted(retrievers))}
+        self._tenant, self._tag = tenant, "+".join(sorted(retrievers))
         self._on_begin = on_begin
         self._on_end = on_end
         self.question = question
@@ -160,7 +160,9 @@ class AnswerStream:
     async def _answer_streamed(
         self, engine: Engine, prompt: Prompt, gathering: Gathering, output: _Output
     ) -> tuple[ContextEnd, float]:
-        async with await engine.open(prompt.head_ids, self._sampling, mode=gathering.mode, **self._labels) as stream:
+        async with await engine.open(
+            prompt.head_ids, self._sampling, mode=gathering.mode, tenant=self._tenant, tag=self._tag
+        ) as stream:
             self._stream = stream
             read = asyncio.create_task(output.read(stream), name="stream2llm-read")
             # Output that ends while the context is retrieved means that the request is lost: sending the rest of
@@ -178,7 +180,9 @@ class AnswerStream:
         self, engine: Engine, prompt: Prompt, gathering: Gathering, output: _Output
     ) -> tuple[ContextEnd, float]:
         end = await gathering.run(self._deadline_s)
-        async with await engine.open(prompt.final_ids, self._sampling, finished=True, **self._labels) as stream:
+        async with await engine.open(
+            prompt.final_ids, self._sampling, finished=True, tenant=self._tenant, tag=self._tag
+        ) as stream:
             self._stream = stream
             complete_s = output.now_s()
             await output.read(stream)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +12,9 @@ import typer
 from rich.console import Console
 
 from stream2llm_sdk import __version__
+from stream2llm_sdk.calibrate_command import calibrate
 from stream2llm_sdk.demo.ways import DEFAULT_QUESTION, Demo, DemoMode, DemoOptions
-from stream2llm_sdk.errors import Stream2LLMError
+from stream2llm_sdk.errors import ConfigurationError, Stream2LLMError
 
 __all__ = ["app"]
 
@@ -21,7 +23,7 @@ app = typer.Typer(
     help="Retrieval that streams into the model while it is still running.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
 )
 
 
@@ -68,11 +70,19 @@ def demo(
     Serves the documentation of Python's standard library on the loopback with delays like those of real crawls, builds
     a DiskANN index of the same pages, and answers the question with each, streaming and not. Needs no network and no
     GPU; the first time it prepares the model, once.
+
+    The model is a tiny one of 135M parameters, chosen for speed, and its answers are cut. On a CPU it runs in float32,
+    so that both ways give the same answer, token for token.
+
+    The DiskANN search is paced (min_iteration_s): this small index would be searched within milliseconds, while a
+    large one on disk takes seconds and spreads its pools over them. That is what streaming is for.
     """
     from stream2llm_sdk.demo.view import ConsoleView, show_report
 
     console = Console()
     try:
+        if json_file is not None:
+            _require_writable(json_file)
         options = DemoOptions(
             question=question,
             urls=tuple(url or ()),
@@ -92,6 +102,26 @@ def demo(
     if json_file is not None:
         json_file.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
 
+
+def _require_writable(file: Path) -> None:
+    """Says before minutes of work that their result could not be written.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
+    folder = file.absolute().parent
+    if file.is_dir():
+        reason = "it is a folder: name a file in it"
+    elif not folder.is_dir():
+        reason = f"there is no folder {folder}: make it, or name a file elsewhere"
+    elif not os.access(file if file.exists() else folder, os.W_OK):
+        reason = "it may not be written: name a file elsewhere, or change the permissions"
+    else:
+        return
+    raise ConfigurationError(f"--json {file}: {reason}")
+
+
+app.command()(calibrate)
 
 if __name__ == "__main__":
     app()

@@ -22,6 +22,9 @@ __all__ = [
 ]
 
 
+_SHOWN_CHARACTERS = 80
+
+
 class ContextMode(StrEnum):
     """How a retriever's context grows.
 
@@ -33,9 +36,9 @@ class ContextMode(StrEnum):
     UPDATE = "update"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Chunk:
-    """One piece of context.
+    """One piece of context. Its repr shows the beginning of the text.
 
     Attributes:
         text: what the model reads.
@@ -56,6 +59,21 @@ class Chunk:
             value = getattr(self, name)
             if not isinstance(value, str):
                 raise ConfigurationError(f"Chunk.{name} must be a str, not {type(value).__name__}: {value!r:.80}")
+
+    def __repr__(self) -> str:
+        parts = [shortened(self.text)]
+        parts += [f"{name}={value!r}" for name in ("source", "title") if (value := getattr(self, name))]
+        parts += [f"score={self.score!r}"] if self.score is not None else []
+        parts += [f"metadata={dict(self.metadata)!r:.200}"] if self.metadata else []
+        return f"Chunk({', '.join(parts)})"
+
+
+def shortened(text: str) -> str:
+    """The repr of a text for one line: of a long one its first words, and how long it is."""
+    if len(text) <= _SHOWN_CHARACTERS:
+        return repr(text)
+    start = text[:_SHOWN_CHARACTERS].rpartition(" ")[0] or text[:_SHOWN_CHARACTERS]
+    return f"{start + '…'!r} ({len(text)} characters)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +148,11 @@ class _FunctionRetriever:
 
     async def stream(self, query: str) -> AsyncIterator[ContextUpdate | SourceFailure]:
         pieces = self._function(query)
+        if not isinstance(pieces, AsyncIterable):
+            raise ConfigurationError(
+                f"{self._source} returned {type(pieces).__name__}, which is no async iterable: write it as "
+                "`async def` with `yield`"
+            )
         try:
             async for piece in pieces:
                 yield self._update(piece)
@@ -167,6 +190,10 @@ def as_retriever(
     """
     if isinstance(source, Retriever):
         return source
+    if any(map(inspect.isgeneratorfunction, (source, getattr(source, "__call__", None)))):  # noqa: B004
+        raise ConfigurationError(
+            f"{source!r:.80} is a plain generator function: it must be `async def`, so that others run while it waits"
+        )
     if not callable(source) or inspect.iscoroutinefunction(source):
         raise ConfigurationError(
             f"{source!r:.80} is not a retriever: give an object with `mode` and `stream(query)`, "

@@ -15,6 +15,7 @@ from stream2llm_sdk.context import Retriever, as_retriever
 from stream2llm_sdk.errors import ConfigurationError, Stream2LLMError
 from stream2llm_sdk.gathering import ContextEvent
 from stream2llm_sdk.growing_prompt import Prompt, positive_or_none
+from stream2llm_sdk.main_guard import require_main_guard
 from stream2llm_sdk.placement import ChunkOrder
 from stream2llm_sdk.prompt import PromptAssembler
 from stream2llm_sdk.tasks import cancel_and_wait, uncancelled
@@ -103,6 +104,10 @@ class StreamingRAG:
         self.retrievers = _named(retrievers)
         if sampling is not None and not isinstance(sampling, Mapping):
             raise ConfigurationError(f"sampling must be a mapping of fields, not {type(sampling).__name__}")
+        if policy is not None:
+            from stream2llm_sdk.serving.policies import make_policy
+
+            make_policy(policy)
         if positive_or_none("max_answer_tokens", max_answer_tokens) is None:
             raise ConfigurationError("max_answer_tokens=None: give a number of tokens")
         if (order := prompt_options.get("order")) is not None and order not in list(ChunkOrder):
@@ -179,6 +184,7 @@ class StreamingRAG:
 
             self._engine = Stream2LLMEngine(self.model, policy=self._policy, **self._engine_options)
             require_vllm()
+            require_main_guard("StreamingRAG")
         await self._load_tokenizer()
         await asyncio.to_thread(self._assembler_for, _MAX_MODEL_LEN_UNKNOWN)
         start = getattr(self._engine, "start", None)
@@ -221,6 +227,8 @@ class StreamingRAG:
     @property
     def engine(self) -> Engine:
         """The engine, once started."""
+        if self._closed:
+            raise Stream2LLMError("this StreamingRAG was closed; make a new one")
         if self._engine is None:
             raise Stream2LLMError("the engine has not been started: call start(), or use StreamingRAG in `async with`")
         return self._engine

@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast
 
 from stream2llm_sdk.errors import ConfigurationError, MissingExtraError
 
-__all__ = ["Tokenizer", "load_tokenizer", "special_tokens"]
+__all__ = ["Tokenizer", "load_tokenizer", "locate_model", "special_tokens"]
 
 
 class Tokenizer(Protocol):
@@ -40,7 +40,7 @@ def load_tokenizer(model: str | Path, *, revision: str | None = None) -> Tokeniz
         ConfigurationError: there is no such folder, or no tokenizer can be made of what is there.
         MissingExtraError: transformers is not installed.
     """
-    location, options = _locate(str(model))
+    location, options = locate_model(str(model))
     if revision is not None:
         options["revision"] = revision
     try:
@@ -65,8 +65,12 @@ def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
     return tokens
 
 
-def _locate(model: str) -> tuple[str, dict[str, Any]]:
-    """What transformers is asked for: a folder or a Hub name, and the options that belong to it."""
+def locate_model(model: str) -> tuple[str, dict[str, Any]]:
+    """What transformers is asked for: a folder or a Hub name, and the options that belong to it.
+
+    Raises:
+        ConfigurationError: the model is meant to be on this machine, and is not.
+    """
     path = Path(model).expanduser()
     if path.suffix == ".gguf" and path.is_file():
         return str(path.parent), {"gguf_file": path.name}

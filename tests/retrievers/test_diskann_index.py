@@ -138,14 +138,30 @@ def failing_documents() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("documents", "embedder", "message"),
     [
-        ([], HashEmbedder(), "no documents"),
+        ([], HashEmbedder(), "documents is empty"),
+        (5, HashEmbedder(), "is one int"),
+        (Chunk("one chunk"), HashEmbedder(), "is one Chunk"),
         ("one string", HashEmbedder(), "is one str"),
         ({"text": "one mapping"}, HashEmbedder(), "is one dict"),
         (["fine", b"bytes"], HashEmbedder(), "document 1 is a bytes"),
         (["fine", {"text": 5}], HashEmbedder(), "document 1: 'text' is int"),
-        (["fine", {"title": "no text"}], HashEmbedder(), "document 1: 'text' is NoneType"),
+        (["fine", {"title": "x", "body": "y"}], HashEmbedder(), "document 1 lacks 'text'; .* are: 'title', 'body'"),
+        (["fine", {}], HashEmbedder(), "document 1 lacks 'text'; .* are: none"),
         (["fine", " \n"], HashEmbedder(), "document 1 .* has no text"),
         ([{"text": "x", "key": {(1, 2): 3}}], HashEmbedder(), "document 0: its metadata"),
+    ],
+)
+def test_documents_that_cannot_be_indexed_are_an_argument_error(
+    tmp_path: Path, documents: Any, embedder: HashEmbedder, message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        build_index(documents, tmp_path / "index", embedder=embedder)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("documents", "embedder", "message"),
+    [
         (["a", "b"], FixedEmbedder(np.array([[1] * 16, [np.nan] * 16])), "document 1 a vector that is not finite"),
         (["a", "b"], FixedEmbedder(np.array([[1] * 16, [np.inf] * 16])), "document 1 a vector that is not finite"),
         (["a", "b"], FixedEmbedder(np.zeros((2, 16))), "document 0 a vector that is zero"),
@@ -252,9 +268,9 @@ def test_a_native_build_that_is_killed_is_an_error(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(RetrievalError, match="no empty folder"):
+    with pytest.raises(ConfigurationError, match="no empty folder"):
         build_index(TEXTS, tmp_path, embedder=HashEmbedder())
-    with pytest.raises(RetrievalError, match="holds no index"):
+    with pytest.raises(ConfigurationError, match="holds no index"):
         build_index(TEXTS, tmp_path, embedder=HashEmbedder(), overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 

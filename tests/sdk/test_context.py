@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import FrozenInstanceError
+from functools import partial
 from typing import Any
 
 import pytest
@@ -153,6 +154,37 @@ async def _coroutine(query: str) -> list[str]:
 def test_what_cannot_stream_is_refused(source: Any) -> None:
     with pytest.raises(ConfigurationError, match="is not a retriever"):
         as_retriever(source)
+
+
+def _generator(query: str) -> Iterator[str]:
+    yield query
+
+
+class _GeneratorObject:
+    def __call__(self, query: str) -> Iterator[str]:
+        yield query
+
+
+@pytest.mark.parametrize("source", [_generator, partial(_generator), _GeneratorObject(), _GeneratorObject().__call__])
+def test_a_plain_generator_function_is_told_to_be_async(source: Any) -> None:
+    with pytest.raises(ConfigurationError, match="plain generator function: it must be `async def`"):
+        as_retriever(source)
+
+
+async def test_a_function_that_returns_no_async_iterable_is_told_to_be_async() -> None:
+    def notes(query: str) -> Any:
+        return [query]
+
+    with pytest.raises(ConfigurationError, match=r"notes returned list, .* `async def` with `yield`"):
+        await collect(as_retriever(notes))
+
+
+def test_the_repr_of_a_chunk_shows_the_beginning_of_its_text() -> None:
+    assert repr(Chunk("short", source="s", score=0.5)) == "Chunk('short', source='s', score=0.5)"
+    shown = repr(Chunk("word " * 10_000, title="t"))
+    assert shown.startswith("Chunk('word word")
+    assert shown.endswith("word…' (50000 characters), title='t')")
+    assert len(shown) < 150
 
 
 def test_an_unknown_mode_is_refused() -> None:

@@ -19,6 +19,7 @@ import stream2llm_sdk.serving
 import stream2llm_sdk.traces
 
 EXTRAS = [
+    "sklearn",
     "vllm",
     "torch",
     "transformers",

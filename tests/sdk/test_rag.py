@@ -612,3 +612,15 @@ async def test_the_last_chunk_and_the_tail_are_one_update(monkeypatch: pytest.Mo
         assert kinds_of(request)[0] == "open"
         assert len(request.operations) == 2
         assert answer.tokens.prompt == len(request.token_ids)
+
+
+async def test_the_repr_of_an_answer_is_short_however_much_it_read() -> None:
+    page = Chunk("words " * 500, source="http://a.example", title="a")
+    async with rag_of(ScriptedRetriever([page]), FakeEngine("answer " * 10), max_answer_tokens=64) as rag:
+        answer = await rag.ask("Why?")
+    assert repr(answer).startswith("<Answer to 'Why?': 'answer answer")
+    assert " 1 source, retrieval 0." in repr(answer)
+    assert "words" not in repr(answer)
+    assert len(repr(answer)) < 250
+    assert len(repr(answer.sources)) < 300
+    assert str(answer) == answer.text

@@ -414,8 +414,23 @@ async def test_an_engine_that_was_not_started_says_so(model: Path) -> None:
 
 
 async def test_a_model_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="neither a folder nor"):
+        await Stream2LLMEngine(tmp_path / "absent", progress=None).start()
     with pytest.raises(ConfigurationError, match="cannot serve"):
         await Stream2LLMEngine(tmp_path, progress=None).start()
+
+
+async def test_a_start_that_is_cancelled_ends_soon_and_leaves_nothing(model: Path) -> None:
+    known = {child.pid for child in psutil.Process().children(recursive=True)}
+    starting = asyncio.create_task(Stream2LLMEngine(model, progress=None, **ENGINE_ARGS).start())
+    while all(child.pid in known for child in psutil.Process().children()):
+        await asyncio.sleep(0.1)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    children = [child for child in psutil.Process().children(recursive=True) if child.pid not in known]
+    _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=20)
+    assert not [child.name() for child in alive if "resource_tracker" not in " ".join(child.cmdline())]
 
 
 async def test_a_killed_program_leaves_no_process(model: Path, tmp_path: Path) -> None:

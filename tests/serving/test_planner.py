@@ -197,6 +197,9 @@ def test_the_watermark_stays_free_when_a_request_is_admitted_beside_others() -> 
     assert plan([running, waiting], Blocks(9), watermark_blocks=3).num_tokens == {"running": 4, "waiting": 20}
     assert plan([first, waiting], Blocks(9), watermark_blocks=3).num_tokens == {"first": 4, "waiting": 20}
     assert plan([running], Blocks(1), watermark_blocks=3).num_tokens == {"running": 4}
+    later = candidate("running", 3, 20, is_running=True)
+    assert plan([waiting, later], Blocks(13), watermark_blocks=3).num_tokens == {"waiting": 40}
+    assert plan([waiting, later], Blocks(14), watermark_blocks=3).num_tokens == {"waiting": 40, "running": 4}
 
 
 def test_lookahead_slots_need_blocks_too() -> None:

@@ -23,7 +23,6 @@ from stream2llm_sdk.serving.policies import (
     SchedulingPolicy,
     Standing,
     make_policy,
-    volume,
 )
 from stream2llm_sdk.serving.streaming_prompt import StreamingPrompt
 from stream2llm_sdk.serving.victims import (
@@ -140,11 +139,6 @@ def test_svf_takes_the_length_that_an_open_prompt_is_expected_to_end_with() -> N
             "long now": standing(OPEN, num_prompt_tokens=500, final_num_tokens=500),
         },
     ) == ["long now", "short now"]
-
-
-def test_volume_is_prompt_times_output_and_the_outputs_own_triangle() -> None:
-    assert volume(5, 1) == 5 + 1
-    assert volume(5, 3) == sum(5 + emitted for emitted in (1, 2, 3)) == 5 * 3 + 6
 
 
 def test_one_bit_svf_knows_the_class_only() -> None:

@@ -402,8 +402,9 @@ def test_a_plan_that_does_not_come_true_is_not_made_again_at_once(core: Core, te
     class Planner:
         """Serves without giving anything."""
 
-        def plan(self, *args: Any) -> Plan:
-            return Plan(num_tokens={"open": 0}, trimmed={"open"})
+        def plan(self, candidates: Any, holders: Any, limits: Any, plan: Plan) -> None:
+            plan.num_tokens["open"] = 0
+            plan.trimmed.add("open")
 
     with core() as requests:
         requests.open_stream("open", text(20))

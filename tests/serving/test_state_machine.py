@@ -32,6 +32,8 @@ from prompt_scripts import FLAGS, SCHEDULER, Prompts, tokens
 from scheduler_checks import SchedulerChecks, snapshot
 from vllm.v1.core.sched.interface import PauseState
 
+from stream2llm_sdk.serving.policies import POLICIES
+from stream2llm_sdk.serving.victims import VICTIM_ORDERS
 from stream2llm_sdk.testing.core_driver import CoreDriver
 
 BLOCK_SIZE = 8
@@ -48,10 +50,10 @@ Pieces = list[tuple[int, int]]
 SOAK_EXAMPLES = int(os.environ.get("STREAM2LLM_SOAK_EXAMPLES", "0"))
 EXAMPLES = SOAK_EXAMPLES or 40
 CONFIGURATIONS = [
-    pytest.param(asynchronous, runner, policy, id=f"{'async' if asynchronous else 'sync'}-{runner}-{policy}")
+    pytest.param(asynchronous, runner, policies, id=f"{'async' if asynchronous else 'sync'}-{runner}-{name}")
     for asynchronous in (False, True)
     for runner in ("v1", "v2")
-    for policy in ("FCFS", "DEFAULT_VLLM")
+    for name, policies in (("published", ("FCFS", "DEFAULT_VLLM")), ("other", tuple(sorted(POLICIES))))
 ]
 # Over all configurations. What is drawn in one of them depends on Hypothesis and on the modules that are loaded.
 MIN_TOTALS = {"requests": 2_000, "answers": 1_000, "preemptions": 200, "plans": 2_000, "more streams than places": 10}
@@ -99,7 +101,7 @@ class PromptMachine(RuleBasedStateMachine):
     models: dict[str, Path]
     async_scheduling: bool
     runner: Any
-    policy: str
+    policies: tuple[str, ...]
     totals: Counter[str]
 
     def __init__(self) -> None:
@@ -114,6 +116,9 @@ class PromptMachine(RuleBasedStateMachine):
         num_active=st.sampled_from([None, None, 2]),
         num_tokens=st.sampled_from([9, 16, 32]),
         queue=st.sampled_from(["fcfs", "priority"]),
+        policy=st.integers(0, 1_000),
+        victims=st.sampled_from(sorted(VICTIM_ORDERS)),
+        num_tenants=st.sampled_from([1, 1, 2, 3]),
         long_prefill=st.sampled_from([0, 0, 6]),
         watermark=st.sampled_from([0.0, 0.0, 0.1]),
         ends_early=st.booleans(),
@@ -129,6 +134,9 @@ class PromptMachine(RuleBasedStateMachine):
         num_active: int | None,
         num_tokens: int,
         queue: str,
+        policy: int,
+        victims: str,
+        num_tenants: int,
         long_prefill: int,
         watermark: float,
         ends_early: bool,
@@ -152,7 +160,13 @@ class PromptMachine(RuleBasedStateMachine):
             watermark=watermark,
             scheduler_reserve_full_isl=False,
             hf_overrides={"sliding_window": SLIDING_WINDOW} if layers == "hybrid" else {},
-            additional_config={"stream2llm": {"policy": self.policy}},
+            additional_config={
+                "stream2llm": {
+                    "policy": self.policies[policy % len(self.policies)],
+                    "victims": victims,
+                    "tenant_weights": {"tenant-1": 2},
+                }
+            },
         )
         if ends_early:
             self.driver.executor.sampling_rule = replace(self.driver.executor.sampling_rule, eos_period=EOS_PERIOD)
@@ -161,11 +175,12 @@ class PromptMachine(RuleBasedStateMachine):
         self.checks = SchedulerChecks(self.prompts)
         # Whether the last open stream is never finished, so that all steps are steps with a stream open.
         self.stays_open = stays_open
+        self.num_tenants = num_tenants
         self.num_places = num_places
         self.was_crowded = False
         self.aborted_outputs: dict[str, list[int]] = {}
         for pieces in prompts:
-            self.prompts.open_stream(self.new_id(), text(pieces))
+            self.prompts.open_stream(self.new_id(), text(pieces), **self.labels())
 
     # ---- requests -----------------------------------------------------------------------------------------------
 
@@ -173,7 +188,9 @@ class PromptMachine(RuleBasedStateMachine):
     def open_streams(self, prompts: list[Pieces], update: bool, max_tokens: int, priority: int, steps: int) -> None:
         self.prompts.priority = priority
         for pieces in prompts:
-            self.prompts.open_stream(self.new_id(), text(pieces), max_tokens=max_tokens, is_prompt_update=update)
+            self.prompts.open_stream(
+                self.new_id(), text(pieces), max_tokens=max_tokens, is_prompt_update=update, **self.labels()
+            )
         self.take_steps(steps)
 
     @rule(prompts=PROMPTS, max_tokens=MAX_TOKENS, priority=st.integers(0, 1), steps=STEPS)
@@ -186,7 +203,7 @@ class PromptMachine(RuleBasedStateMachine):
     @rule(pieces=PIECES, max_tokens=MAX_TOKENS, steps=STEPS)
     def add_complete(self, pieces: Pieces, max_tokens: int, steps: int) -> None:
         """A request of the SDK whose prompt is whole from the start, as `generate` sends it."""
-        flags = {**FLAGS, "is_streaming_prompt": False, "is_streaming_prompt_finished": True}
+        flags = {**FLAGS, "is_streaming_prompt": False, "is_streaming_prompt_finished": True, **self.labels()}
         self.prompts.priority = 0
         self.prompts._add(self.new_id(), text(pieces), max_tokens, {"stream2llm": flags})
         self.take_steps(steps)
@@ -347,6 +364,10 @@ class PromptMachine(RuleBasedStateMachine):
     def one_open(self, which: int) -> str:
         return self.prompts.open[which % len(self.prompts.open)]
 
+    def labels(self) -> dict[str, str]:
+        number = len(self.prompts.now)
+        return {"tenant": f"tenant-{number % self.num_tenants}", "tag": f"tag-{number % 2}"}
+
     def new_id(self) -> str:
         return f"r{len(self.prompts.now)}"
 
@@ -367,18 +388,22 @@ def totals() -> list[Counter[str]]:
 
 
 @pytest.mark.timeout(0 if SOAK_EXAMPLES else 900)
-@pytest.mark.parametrize(("async_scheduling", "runner", "policy"), CONFIGURATIONS)
+@pytest.mark.parametrize(("async_scheduling", "runner", "policies"), CONFIGURATIONS)
 def test_every_life_ends_right(
-    models: dict[str, Path], totals: list[Counter[str]], async_scheduling: bool, runner: str, policy: str
+    models: dict[str, Path],
+    totals: list[Counter[str]],
+    async_scheduling: bool,
+    runner: str,
+    policies: tuple[str, ...],
 ) -> None:
     seen: Counter[str] = Counter()
 
-    @seed(f"{async_scheduling} {runner} {policy}" if not SOAK_EXAMPLES else os.urandom(8))
+    @seed(f"{async_scheduling} {runner} {policies}" if not SOAK_EXAMPLES else os.urandom(8))
     class Machine(PromptMachine):
         pass
 
     Machine.models, Machine.totals = models, seen
-    Machine.async_scheduling, Machine.runner, Machine.policy = async_scheduling, runner, policy
+    Machine.async_scheduling, Machine.runner, Machine.policies = async_scheduling, runner, policies
     run_state_machine_as_test(
         Machine,
         settings=settings(

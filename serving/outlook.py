@@ -1,0 +1,137 @@
+"""What is expected of each request: when an open prompt will be complete, how long it and the output will be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.serving.forecast import Forecast, StreamForecaster, StreamKey
+from stream2llm_sdk.serving.length_prediction import (
+    BatchedPrediction,
+    ClassMeans,
+    LengthPrediction,
+    LengthPredictor,
+    MaxTokensPredictor,
+    QuantilePredictor,
+    RequestFeatures,
+    corrected,
+)
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from stream2llm_sdk.serving.streaming_prompt import StreamingPrompt
+
+__all__ = ["Outlook", "make_predictor"]
+
+
+def make_predictor(name: str) -> LengthPredictor:
+    """`max_tokens`, `quantile`, or the file of a trained predictor.
+
+    Raises:
+        ConfigurationError: it is none of these.
+    """
+    if name == "max_tokens":
+        return MaxTokensPredictor()
+    if name == "quantile":
+        return QuantilePredictor()
+    if name.endswith(".json"):
+        from stream2llm_sdk.serving.length_training import TrainedPredictor
+
+        return TrainedPredictor.load(name)
+    raise ConfigurationError(f"length_predictor={name!r}: choose 'max_tokens', 'quantile' or a .json file")
+
+
+class Outlook:
+    """Learns from what happens to requests, and tells what it expects of those that are there.
+
+    A predictor that was trained runs in a thread, off the step's path, and until it has answered the request's
+    `max_tokens` stands; the others answer at once.
+    """
+
+    def __init__(self, predictor: str = "quantile") -> None:
+        self.streams = StreamForecaster()
+        self.class_means = ClassMeans()
+        self._predictor = make_predictor(predictor)
+        self._batched = BatchedPrediction(self._predictor) if predictor.endswith(".json") else None
+        self._features: dict[str, RequestFeatures] = {}
+        self._predictions: Mapping[str, LengthPrediction] | dict[str, LengthPrediction] = {}
+
+    def close(self) -> None:
+        """Ends the predictor's thread."""
+        if self._batched is not None:
+            self._batched.close()
+
+    # ---- what happens -------------------------------------------------------------------------------------------
+
+    def added(self, request: Request, prompt: StreamingPrompt | None, now_s: float) -> None:
+        self._predict(request, prompt)
+        if prompt is not None and prompt.is_open:
+            key = StreamKey(prompt.tag, prompt.tenant)
+            self.streams.opened(request.request_id, key, len(prompt.token_ids), now_s)
+
+    def prompt_changed(self, request: Request, num_tokens: int, final: bool, now_s: float) -> None:
+        if final:
+            self.streams.completed(request.request_id, num_tokens, now_s)
+        else:
+            self.streams.chunk(request.request_id, num_tokens, now_s)
+
+    def completed(self, request: Request, prompt: StreamingPrompt) -> None:
+        """The prompt is whole: the question in its tail can be read."""
+        self._predict(request, prompt)
+
+    def ended(self, request: Request, *, finished: bool) -> None:
+        request_id = request.request_id
+        self.streams.ended(request_id)
+        features = self._features.pop(request_id, None)
+        if features is None:
+            return
+        prediction = self.prediction(request_id)
+        if finished and prediction is not None:
+            self.class_means.observe(prediction.is_long, request.num_output_tokens)
+        if self._batched is not None:
+            if finished:
+                self._batched.finished(request_id, request.num_output_tokens)
+            else:
+                self._batched.forget(request_id)
+            return
+        if finished:
+            self._predictor.observe(features, request.num_output_tokens)
+        if isinstance(self._predictions, dict):
+            self._predictions.pop(request_id, None)
+
+    def _predict(self, request: Request, prompt: StreamingPrompt | None) -> None:
+        features = RequestFeatures(
+            num_prompt_tokens=request.num_prompt_tokens,
+            max_tokens=request.max_tokens,
+            tag="" if prompt is None else prompt.tag,
+            tenant="" if prompt is None else prompt.tenant,
+            question_token_ids=tuple((request.prompt_token_ids or ())[-64:]) if self._batched is not None else (),
+        )
+        self._features[request.request_id] = features
+        if self._batched is not None:
+            self._batched.add(request.request_id, features)
+        elif isinstance(self._predictions, dict):
+            self._predictions[request.request_id] = self._predictor.predict(features)
+
+    # ---- what is expected ---------------------------------------------------------------------------------------
+
+    def refresh(self, now_s: float) -> Mapping[str, Forecast]:
+        """To be called once a step: picks predictions up, and gives the forecasts of the open streams. One that did
+        not change is the same object as before."""
+        if self._batched is not None:
+            self._predictions = self._batched.pick_up()
+        return self.streams.forecasts(now_s)
+
+    def prediction(self, request_id: str) -> LengthPrediction | None:
+        """What was predicted of the output, before any of it was there."""
+        return self._predictions.get(request_id)
+
+    def output(self, request: Request) -> LengthPrediction:
+        """What is expected of the output, in the light of what there is of it."""
+        max_tokens: Any = request.max_tokens
+        prediction = self._predictions.get(request.request_id)
+        if prediction is None:
+            prediction = LengthPrediction(float(max_tokens or 1), False)
+        return corrected(prediction, request.num_output_tokens, max_tokens)
