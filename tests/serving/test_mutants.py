@@ -54,8 +54,8 @@ class _CutsAnywhere(KVBlocks):
 class NoHeldToken(Stream2LLMScheduler):
     """Computes the last token of an open prompt too, and so samples from it."""
 
-    def _num_held_back(self, request: Request) -> int:
-        return 0
+    def _is_open(self, request: Request) -> bool:
+        return False
 
 
 def run_scripts(model: Path, scheduler_cls: type, scripts: int = 12) -> None:
