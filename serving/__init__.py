@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         StreamProgress,
     )
     from stream2llm_sdk.serving.metrics import SchedulerMetrics
+    from stream2llm_sdk.serving.options import SchedulingOptions
     from stream2llm_sdk.serving.policies import POLICIES, SchedulingPolicy
     from stream2llm_sdk.serving.vllm_engine import Stream2LLMEngine
     from stream2llm_sdk.serving.vllm_stream import Stream2LLMStream
@@ -26,6 +27,7 @@ __all__ = [
     "EngineLimits",
     "PromptUpdate",
     "SchedulerMetrics",
+    "SchedulingOptions",
     "SchedulingPolicy",
     "Stream",
     "Stream2LLMEngine",
@@ -38,6 +40,7 @@ __all__ = [
 _MODULES = {
     "POLICIES": "policies",
     "SchedulerMetrics": "metrics",
+    "SchedulingOptions": "options",
     "SchedulingPolicy": "policies",
     "Stream2LLMEngine": "vllm_engine",
     "Stream2LLMStream": "vllm_stream",

@@ -73,6 +73,7 @@ class StreamProgress:
         num_tokens_recomputed: those that had been computed before, and lost to others.
         num_tokens_invalidated: computed tokens that updates made void.
         num_tokens_cached: tokens taken from the prefix cache.
+        num_tokens_loaded: tokens that came back from host memory.
         num_preemptions: how often its KV was taken away.
         num_updates: updates applied.
     """
@@ -83,6 +84,7 @@ class StreamProgress:
     num_tokens_recomputed: int = 0
     num_tokens_invalidated: int = 0
     num_tokens_cached: int = 0
+    num_tokens_loaded: int = 0
     num_preemptions: int = 0
     num_updates: int = 0
 

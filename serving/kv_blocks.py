@@ -12,15 +12,19 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
+    from stream2llm_sdk.serving.swap import Stream2LLMSwapConnector
+
 __all__ = ["CacheHit", "KVBlocks"]
 
 
 @dataclass(frozen=True, slots=True)
 class CacheHit:
-    """What the prefix cache holds of a request that has no KV of its own. Valid until any block is allocated."""
+    """What the prefix cache holds of a request that has no KV of its own, and how many tokens behind that would be
+    loaded from host memory. Valid until any block is allocated."""
 
     blocks: tuple[Any, ...]
     num_tokens: int
+    num_loaded: int = 0
 
 
 class KVBlocks:
@@ -33,6 +37,7 @@ class KVBlocks:
         self._manager = manager
         self._block_size = block_size
         self._groups = manager.coordinator.single_type_managers
+        self.swap: Stream2LLMSwapConnector | None = None
         self._no_hit = CacheHit(manager.empty_kv_cache_blocks.blocks, 0)
         # A recurrent state holds its whole prefix in one block: it cannot be cut at a position.
         # All layers attend to everything: what a request needs is then a division.
@@ -69,10 +74,24 @@ class KVBlocks:
 
     def cache_hit(self, request: Request) -> CacheHit:
         """Looks the request up in the prefix cache; changes nothing."""
+        blocks, num_tokens = self._no_hit.blocks, 0
+        if self._manager.enable_caching:
+            found, num_tokens, *_ = self._manager.get_computed_blocks(request)
+            blocks = found.blocks
+        num_loaded = 0
+        if self.swap is not None:
+            num_loaded = self.swap.num_loadable(request, num_tokens - num_tokens % self._block_size)
+        return CacheHit(blocks, int(num_tokens), num_loaded) if num_tokens or num_loaded else self._no_hit
+
+    def num_loadable(self, request: Request) -> int:
+        """Tokens that host memory would give back to a request that has none."""
+        return 0 if self.swap is None else self.swap.num_loadable(request, 0)
+
+    def num_findable(self, request_id: str) -> int:
+        """Leading tokens of the request that the prefix cache knows."""
         if not self._manager.enable_caching:
-            return self._no_hit
-        blocks, num_tokens, *_ = self._manager.get_computed_blocks(request)
-        return CacheHit(blocks.blocks, int(num_tokens)) if num_tokens else self._no_hit
+            return 0
+        return min(group.num_cached_block.get(request_id, 0) * group.block_size for group in self._groups)
 
     def num_needed(self, request: Request, num_computed: int, num_new: int, hit: CacheHit, lookahead: int = 0) -> int:
         """Blocks that `allocate_slots` will take for `num_new` tokens behind `num_computed`, less those that it
@@ -89,7 +108,7 @@ class KVBlocks:
             new_computed_blocks=hit.blocks,
             num_encoder_tokens=0,
             total_computed_tokens=num_computed,
-            num_local_computed_tokens=num_computed,
+            num_local_computed_tokens=num_computed - hit.num_loaded,
             num_tokens_main_model=main_tokens,
             prefill_end=max(request.num_prompt_tokens, request.num_tokens - 1),
         )

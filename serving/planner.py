@@ -84,6 +84,7 @@ class Plan:
     Attributes:
         num_tokens: tokens by request id, in the order of rank.
         victims: whose KV goes, in the order of eviction.
+        num_blocks_short: blocks that it takes beyond those that were free.
         nothing_to_compute: requests of which the prefix cache turned out to hold all that may be computed now.
         trimmed: requests that got less than they wanted.
     """
@@ -92,6 +93,7 @@ class Plan:
     victims: list[Request] = field(default_factory=list)
     nothing_to_compute: list[Request] = field(default_factory=list)
     trimmed: set[str] = field(default_factory=set)
+    num_blocks_short: int = 0
 
     def limit(self, request_id: str, num_wanted: int) -> int:
         """How many of the tokens that a request wants the plan lets it have. One that got all that it wanted when the
@@ -135,6 +137,7 @@ class _Walk:
         self.num_slots = limits.num_slots
         self.num_free = kv.num_free
         self.num_running = limits.num_running
+        self._num_taken = 0
         self._admits = False
         self._victim_order = victim_order
         self._all_holders = holders
@@ -147,6 +150,7 @@ class _Walk:
                 self._consider(candidate)
                 if self.num_tokens <= 0:
                     break
+        self.plan.num_blocks_short = max(0, self._num_taken - self.kv.num_free)
         return self.plan
 
     def _consider(self, candidate: Candidate) -> None:
@@ -155,7 +159,7 @@ class _Walk:
         hit, num_new = self.kv.no_hit, candidate.num_wanted
         if not candidate.is_running and num_computed == 0:
             hit = self.kv.cache_hit(request)
-            num_computed = hit.num_tokens
+            num_computed = hit.num_tokens + hit.num_loaded
             num_new -= num_computed
             if num_new <= 0 and candidate.num_held_back:
                 self.plan.nothing_to_compute.append(request)
@@ -188,6 +192,7 @@ class _Walk:
         if self.limits.shares is not None:
             self.limits.shares.moved(candidate.tenant, num_blocks)
         self.num_free -= num_blocks
+        self._num_taken += num_blocks
         self.num_tokens -= num_new
         self.num_slots -= candidate.needs_slot
         self.num_running += not candidate.is_running

@@ -21,9 +21,9 @@ from vllm.v1.request import Request, RequestStatus
 
 from stream2llm_sdk.serving.fair_share import BlockShares
 from stream2llm_sdk.serving.look_ahead import fits_to_the_end
-from stream2llm_sdk.serving.ordered_scheduler import OrderedScheduler
 from stream2llm_sdk.serving.orphans import end_with_parent
 from stream2llm_sdk.serving.planner import Candidate, Limits, Plan, Planner
+from stream2llm_sdk.serving.preempting_scheduler import PreemptingScheduler
 from stream2llm_sdk.serving.request_order import SortKey
 from stream2llm_sdk.serving.victims import make_victim_order
 
@@ -36,7 +36,7 @@ _BLOCKED = (
 )
 
 
-class Stream2LLMScheduler(OrderedScheduler):
+class Stream2LLMScheduler(PreemptingScheduler):
     """The scheduler of streaming prompts. With `async_scheduling` on, an instance is an `AsyncStream2LLMScheduler`.
 
     The policy comes from `additional_config["stream2llm"]["policy"]`, else from the environment's `SCHEDULER_TYPE`,
@@ -97,6 +97,7 @@ class Stream2LLMScheduler(OrderedScheduler):
         for request in plan.nothing_to_compute:
             self._remove_from_queues(request)
             self._park(request)
+        self._num_blocks_short = plan.num_blocks_short
         for victim in plan.victims:
             self._preempt_victim(victim)
         with self._hand_over(plan), self._slots_of_parked(plan.num_tokens):
@@ -270,12 +271,19 @@ class Stream2LLMScheduler(OrderedScheduler):
             self._reorder(request)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        if reset_running_requests:
-            # vLLM preempts what runs; streams that wait for tokens, or for a place, hold KV too.
-            for request in [*self.kv_holding_waiting, *self.parked.values()]:
-                if self._is_evictable(request, running=False):
-                    self._preempt_victim(request)
-        return bool(super().reset_prefix_cache(reset_running_requests, reset_connector))
+        self._may_swap = False  # what is reset must not come back from the host
+        try:
+            if reset_running_requests:
+                # vLLM preempts what runs; streams that wait for tokens, or for a place, hold KV too.
+                for request in [*self.kv_holding_waiting, *self.parked.values()]:
+                    if self._is_evictable(request, running=False):
+                        self._preempt_victim(request)
+            done = bool(super().reset_prefix_cache(reset_running_requests, reset_connector))
+        finally:
+            self._may_swap = True
+        if self.swap is not None:
+            self.swap.reset_cache()
+        return done
 
     @contextmanager
     def _hand_over(self, plan: Plan) -> Iterator[None]:

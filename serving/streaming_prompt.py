@@ -9,10 +9,27 @@ from typing import Any
 
 from stream2llm_sdk.serving.lcp import TokenArray
 
-__all__ = ["EXTRA_ARGS_KEY", "StreamingPrompt"]
+__all__ = ["EXTRA_ARGS_KEY", "Resumption", "StreamingPrompt"]
 
 # `SamplingParams.extra_args` carries the request's flags under this key.
 EXTRA_ARGS_KEY = "stream2llm"
+
+
+@dataclass(slots=True)
+class Resumption:
+    """A preempted request on its way back.
+
+    Attributes:
+        began_s: when it was admitted again, on the trail's clock.
+        target: tokens that it had computed when it was preempted.
+        num_loaded: tokens that came back from host memory.
+        num_found: tokens that the prefix cache gave back.
+    """
+
+    began_s: float
+    target: int
+    num_loaded: int
+    num_found: int
 
 
 @dataclass(slots=True)
@@ -34,7 +51,10 @@ class StreamingPrompt:
         num_tokens_recomputed: those of them that had been computed before for the same prompt prefix.
         num_tokens_invalidated: computed tokens that updates made void.
         num_tokens_cached: tokens found in the prefix cache at admission.
+        num_tokens_loaded: tokens that came back from host memory.
         num_preemptions: how often its KV was taken away.
+        num_tokens_lost: tokens that it had when its KV was taken away, until it is admitted again.
+        resumption: while it is on its way back.
     """
 
     token_ids: TokenArray
@@ -51,7 +71,10 @@ class StreamingPrompt:
     num_tokens_recomputed: int = 0
     num_tokens_invalidated: int = 0
     num_tokens_cached: int = 0
+    num_tokens_loaded: int = 0
     num_preemptions: int = 0
+    num_tokens_lost: int = 0
+    resumption: Resumption | None = None
     _high_water: int = 0
     _guard: int = 0
 
@@ -83,6 +106,8 @@ class StreamingPrompt:
     def preempted(self, num_computed: int) -> None:
         """Counts the loss of its KV, of so many tokens."""
         self.num_preemptions += 1
+        self.num_tokens_lost = max(self.num_tokens_lost, num_computed)
+        self.resumption = None
         self._guard = max(self._guard, num_computed)
 
     def computed(self, start: int, num_tokens: int) -> None:
@@ -100,6 +125,9 @@ class StreamingPrompt:
         self.num_tokens_invalidated += num_invalidated
         self._high_water = min(self._high_water, lcp)
         self._guard = min(self._guard, lcp)
+        self.num_tokens_lost = min(self.num_tokens_lost, lcp)
+        if self.resumption is not None:
+            self.resumption.target = min(self.resumption.target, lcp)
         return num_invalidated
 
     def counters(self) -> dict[str, int]:
@@ -109,6 +137,7 @@ class StreamingPrompt:
             "num_tokens_recomputed": self.num_tokens_recomputed,
             "num_tokens_invalidated": self.num_tokens_invalidated,
             "num_tokens_cached": self.num_tokens_cached,
+            "num_tokens_loaded": self.num_tokens_loaded,
             "num_preemptions": self.num_preemptions,
             "num_updates": self.num_updates,
         }

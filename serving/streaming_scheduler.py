@@ -186,9 +186,21 @@ class StreamingPromptScheduler(Scheduler):
         prompt = self.prompts.pop(request_id, None)
         if prompt is not None:
             self.num_open -= prompt.is_open
+            if prompt.resumption is not None:
+                self._note_resumed(request_id, prompt, request.num_computed_tokens)
             aborted = request.status in (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
             state = EventType.ABORTED if aborted else EventType.FINISHED
-            self.trail.end(request_id, state, reason=str(request.get_finished_reason()), **prompt.counters())
+            self.trail.end(
+                request_id,
+                state,
+                reason=str(request.get_finished_reason()),
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_output_tokens=request.num_output_tokens,
+                max_tokens=request.max_tokens,
+                tenant=prompt.tenant,
+                tag=prompt.tag,
+                **prompt.counters(),
+            )
         return super()._free_request(request, delay_free_blocks=delay_free_blocks)
 
     # ---- a changed prompt ---------------------------------------------------------------------------------------
@@ -283,6 +295,9 @@ class StreamingPromptScheduler(Scheduler):
         queue.insert(next(later, len(queue)), request)
 
     def _park(self, request: Request) -> None:
+        prompt = self.prompts[request.request_id]
+        if prompt.resumption is not None:
+            self._note_resumed(request.request_id, prompt, request.num_computed_tokens)
         request.status = RequestStatus.WAITING_FOR_STREAMING_REQ
         self._inflight_prefills.discard(request)
         self.parked[request.request_id] = request
@@ -344,7 +359,7 @@ class StreamingPromptScheduler(Scheduler):
     # ---- the trail ----------------------------------------------------------------------------------------------
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
-        num_tokens = request.num_computed_tokens
+        num_tokens, num_blocks = request.num_computed_tokens, self.kv.num_held(request.request_id)
         super()._preempt_request(request, timestamp, drop_stale_output)
         self._resident.discard(request.request_id)
         self._admission_order.pop(request.request_id, None)
@@ -352,7 +367,12 @@ class StreamingPromptScheduler(Scheduler):
         if prompt is not None:
             prompt.preempted(num_tokens)
             self._scheduled_now.discard(request.request_id)
-            self.trail.state(request.request_id, EventType.PREEMPTED_RECOMPUTE, num_tokens=num_tokens)
+            self._record_preemption(request, num_tokens, num_blocks)
+
+    def _record_preemption(self, request: Request, num_tokens: int, num_blocks: int) -> None:
+        self.trail.state(
+            request.request_id, EventType.PREEMPTED_RECOMPUTE, num_tokens=num_tokens, num_blocks=num_blocks
+        )
 
     def _record_step(self, output: SchedulerOutput) -> None:
         self._record_admissions(output)
@@ -363,13 +383,31 @@ class StreamingPromptScheduler(Scheduler):
         for request_id, num_tokens in output.num_scheduled_tokens.items():
             prompt = prompts.get(request_id)
             if prompt is not None:
-                prompt.computed(requests[request_id].num_computed_tokens - num_tokens, num_tokens)
+                start = requests[request_id].num_computed_tokens - num_tokens
+                prompt.computed(start, num_tokens)
+                if prompt.resumption is not None:
+                    self._note_resumed(request_id, prompt, start)
                 scheduled.add(request_id)
                 if request_id not in before:
                     self.trail.state(request_id, EventType.SCHEDULED)
         for request_id in before - scheduled:
             self.trail.state(request_id, EventType.KV_ON_GPU)
         self._scheduled_now = scheduled
+
+    def _note_resumed(self, request_id: str, prompt: StreamingPrompt, num_computed: int) -> None:
+        """Records that a preempted request has again what it had, once it has."""
+        back = prompt.resumption
+        if back is None or num_computed < back.target:
+            return
+        prompt.resumption = None
+        self.trail.mark(
+            request_id,
+            EventType.RESUMED,
+            num_loaded=back.num_loaded,
+            num_found=back.num_found,
+            num_recomputed=max(0, back.target - back.num_loaded - back.num_found),
+            actual_s=self.trail.clock.monotonic_s() - back.began_s,
+        )
 
     def _record_admissions(self, output: SchedulerOutput) -> None:
         admitted = {data.req_id for data in output.scheduled_new_reqs} | output.scheduled_cached_reqs.resumed_req_ids

@@ -24,6 +24,7 @@ from stream2llm_sdk.main_guard import require_main_guard
 from stream2llm_sdk.serving.admission import Admission, StreamLimits
 from stream2llm_sdk.serving.engine import EngineLimits, StreamOutput
 from stream2llm_sdk.serving.lcp import TokenArray
+from stream2llm_sdk.serving.options import SchedulingOptions
 from stream2llm_sdk.serving.policies import make_policy
 from stream2llm_sdk.serving.sampling import make_sampling_params, verify_for_model
 from stream2llm_sdk.serving.vllm_start import build, end, end_start, supported
@@ -55,6 +56,7 @@ class Stream2LLMEngine:
     Args:
         model: a folder or a hub name, as vLLM takes it.
         policy: scheduling policy by name; left out, the environment's SCHEDULER_TYPE, else FCFS.
+        scheduling: the scheduler's other options, see `SchedulingOptions`.
         max_model_len: prompt and answer together, in tokens; left out, what the model was trained for.
         enable_prefix_caching: whether KV of ended requests is found again by prompts that begin alike.
         limits: how much may be open at once, and how long a stream may wait for its next chunk.
@@ -73,6 +75,7 @@ class Stream2LLMEngine:
         model: str | os.PathLike[str],
         *,
         policy: str | None = None,
+        scheduling: SchedulingOptions | None = None,
         max_model_len: int | None = None,
         enable_prefix_caching: bool = True,
         limits: StreamLimits | None = None,
@@ -81,6 +84,7 @@ class Stream2LLMEngine:
     ) -> None:
         self.model = os.fspath(model)
         self.policy = make_policy(policy or os.environ.get("SCHEDULER_TYPE") or "FCFS").name
+        self.scheduling = scheduling or SchedulingOptions()
         self._engine_args = {
             "max_model_len": max_model_len,
             "enable_prefix_caching": enable_prefix_caching,
@@ -126,7 +130,7 @@ class Stream2LLMEngine:
         self._loop = asyncio.get_running_loop()
         abandoned = threading.Event()
         building = asyncio.ensure_future(
-            asyncio.to_thread(build, self.model, self.policy, self._engine_args, abandoned)
+            asyncio.to_thread(build, self.model, self.policy, self.scheduling, self._engine_args, abandoned)
         )
         try:
             llm = await asyncio.shield(building)

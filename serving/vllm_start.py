@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from stream2llm_sdk.errors import ConfigurationError, EngineStartError, MissingExtraError, UnsupportedFeatureError
+from stream2llm_sdk.serving.options import SchedulingOptions
 from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _UNSUPPORTED_ENGINE_ARGS: dict[str, tuple[object, str]] = {
         "pipeline parallelism is not supported with streaming prompts; use tensor_parallel_size",
     ),
     "data_parallel_size": (1, "run one engine for each replica instead"),
-    "kv_transfer_config": (None, "KV connectors are not supported with streaming prompts"),
+    "kv_transfer_config": (None, "the engine brings its own connector; give it room with host_kv_bytes"),
     "scheduler_cls": (None, "the engine brings its own scheduler; choose a policy with policy="),
     "scheduler_reserve_full_isl": (False, "an open prompt has no full length to reserve"),
     "skip_tokenizer_init": (False, "the engine needs the tokenizer for the end-of-sequence token"),
@@ -69,7 +70,9 @@ def require_vllm() -> None:
         raise MissingExtraError("vLLM", "cpu", "gpu")
 
 
-def build(model: str, policy: str, engine_args: Mapping[str, Any], abandoned: threading.Event) -> AsyncLLM | None:
+def build(
+    model: str, policy: str, scheduling: SchedulingOptions, engine_args: Mapping[str, Any], abandoned: threading.Event
+) -> AsyncLLM | None:
     """Starts the engine's processes and blocks until they are up. If `abandoned` is set by then, ends them again.
 
     Raises:
@@ -83,7 +86,7 @@ def build(model: str, policy: str, engine_args: Mapping[str, Any], abandoned: th
     require_vllm()
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    arguments = vllm_arguments(model, policy, engine_args)
+    arguments = vllm_arguments(model, policy, engine_args, scheduling)
     known = frozenset(child.pid for child in multiprocessing.active_children())
     _starts.append(known)
     try:
@@ -127,7 +130,9 @@ def end(llm: AsyncLLM) -> None:
             process.join()
 
 
-def vllm_arguments(model: str, policy: str, engine_args: Mapping[str, Any]) -> AsyncEngineArgs:
+def vllm_arguments(
+    model: str, policy: str, engine_args: Mapping[str, Any], scheduling: SchedulingOptions | None = None
+) -> AsyncEngineArgs:
     """vLLM's arguments, with the defaults for this machine's device.
 
     Raises:
@@ -144,7 +149,15 @@ def vllm_arguments(model: str, policy: str, engine_args: Mapping[str, Any]) -> A
         **(_cpu_defaults() if current_platform.is_cpu() else {}),
         **engine_args,
     }
-    arguments["additional_config"] = {**(arguments.get("additional_config") or {}), EXTRA_ARGS_KEY: {"policy": policy}}
+    options = scheduling or SchedulingOptions()
+    arguments["additional_config"] = {
+        **(arguments.get("additional_config") or {}),
+        EXTRA_ARGS_KEY: {"policy": policy, **options.for_scheduler()},
+    }
+    if options.host_kv_bytes is not None:
+        from stream2llm_sdk.serving.swap import swap_config
+
+        arguments["kv_transfer_config"] = swap_config(host_bytes=options.host_kv_bytes)
     try:
         return AsyncEngineArgs(model=model, **arguments)
     except (TypeError, ValueError) as error:

@@ -22,8 +22,9 @@ class EventType(StrEnum):
         QUEUED: waits in the engine and holds no KV.
         SCHEDULED: has tokens in the engine's current step.
         KV_ON_GPU: holds KV, but is not scheduled in the current step.
-        PREEMPTED_RECOMPUTE: its KV was freed for others; it will be computed again.
-        PREEMPTED_SWAP: its KV was moved to host memory (reserved).
+        PREEMPTED_RECOMPUTE: its KV was freed for others; it will be computed again (`num_tokens`, `num_blocks`, and
+            `predicted_s`, what the cost model expects that to cost).
+        PREEMPTED_SWAP: its KV was moved to host memory (the same data).
         FINISHED: the answer is complete; nothing of the request is left in the engine.
         ABORTED: ended from outside, or refused; nothing of the request is left in the engine.
 
@@ -33,6 +34,8 @@ class EventType(StrEnum):
             prompt's length now, `num_invalidated`: computed tokens that became void).
         CONTEXT_COMPLETE: the prompt was finished by its sender.
         FIRST_TOKEN: the first output token was sampled.
+        RESUMED: a preempted request has again all tokens that it had (`num_loaded` from host memory, `num_found` in
+            the prefix cache, `num_recomputed`, and `actual_s` since it was admitted again).
     """
 
     QUEUED = "QUEUED"
@@ -46,6 +49,7 @@ class EventType(StrEnum):
     PROMPT_UPDATED = "PROMPT_UPDATED"
     CONTEXT_COMPLETE = "CONTEXT_COMPLETE"
     FIRST_TOKEN = "FIRST_TOKEN"
+    RESUMED = "RESUMED"
 
     @property
     def is_state(self) -> bool:
@@ -57,7 +61,13 @@ class EventType(StrEnum):
 
 
 _MARKS = frozenset(
-    {EventType.CHUNK_ARRIVED, EventType.PROMPT_UPDATED, EventType.CONTEXT_COMPLETE, EventType.FIRST_TOKEN}
+    {
+        EventType.CHUNK_ARRIVED,
+        EventType.PROMPT_UPDATED,
+        EventType.CONTEXT_COMPLETE,
+        EventType.FIRST_TOKEN,
+        EventType.RESUMED,
+    }
 )
 _TERMINAL = frozenset({EventType.FINISHED, EventType.ABORTED})
 

@@ -65,6 +65,7 @@ class Stream2LLMSwapConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
     Attributes of the scheduler's half:
         pool: the book of the host blocks.
         statistics: counters since the start.
+        num_loaded: tokens that requests admitted of late load, by id; the scheduler clears it.
         num_held_back: how many last tokens of a request (by id) must not be computed yet; the scheduler sets it.
     """
 
@@ -81,6 +82,7 @@ class Stream2LLMSwapConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
             self.pool = HostPool(num_host_blocks)
             self.statistics = SwapStatistics()
             self.num_held_back: Callable[[str], int] = _none_held_back
+            self.num_loaded: dict[str, int] = {}
             self._metadata = SwapMetadata()
             self._samples: list[CopySample] = []
         else:
@@ -196,6 +198,7 @@ class Stream2LLMSwapConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
         if num_external_tokens > 0:
             self._metadata.ins += pairs
             self._metadata.num_tokens_in += num_external_tokens
+            self.num_loaded[request_id] = num_external_tokens
             self.statistics.num_swapped_in += 1
             self.statistics.num_blocks_in += len(pairs)
             self.statistics.num_tokens_in += num_external_tokens

@@ -13,11 +13,13 @@ from stream2llm_sdk.trail import EventTrail, EventType
 
 __all__ = ["SchedulerChecks", "check_trail", "snapshot"]
 
+_PREEMPTED = {EventType.PREEMPTED_RECOMPUTE, EventType.PREEMPTED_SWAP}
 _NEXT_STATES = {
     EventType.QUEUED: {EventType.SCHEDULED},
-    EventType.SCHEDULED: {EventType.KV_ON_GPU, EventType.PREEMPTED_RECOMPUTE, EventType.QUEUED},
-    EventType.KV_ON_GPU: {EventType.SCHEDULED, EventType.PREEMPTED_RECOMPUTE, EventType.QUEUED},
+    EventType.SCHEDULED: {EventType.KV_ON_GPU, EventType.QUEUED, *_PREEMPTED},
+    EventType.KV_ON_GPU: {EventType.SCHEDULED, EventType.QUEUED, *_PREEMPTED},
     EventType.PREEMPTED_RECOMPUTE: {EventType.SCHEDULED, EventType.QUEUED},
+    EventType.PREEMPTED_SWAP: {EventType.SCHEDULED, EventType.QUEUED},
 }
 _ENDS = {EventType.FINISHED, EventType.ABORTED}
 
@@ -28,6 +30,7 @@ class SchedulerChecks:
     Attributes:
         num_answered: requests whose whole output was checked.
         num_preemptions: KV taken away from streams of which the trail was checked.
+        num_tokens_loaded: tokens that came back to them from host memory.
         num_plans: steps that were planned.
     """
 
@@ -37,6 +40,7 @@ class SchedulerChecks:
         self.scheduler = self.driver.scheduler
         self.num_answered = 0
         self.num_preemptions = 0
+        self.num_tokens_loaded = 0
         self.num_plans = 0
         self._num_free_blocks = self.driver.num_free_blocks()
         self._answered: set[str] = set()
@@ -49,6 +53,8 @@ class SchedulerChecks:
         self.driver.check_invariants()
         self._check_places()
         self._check_worker()
+        if self.scheduler.swap is not None:
+            self.scheduler.swap.pool.check()
         for request_id in self.prompts.open:
             self._check_open(request_id)
         assert not self.driver.executor.sampled_while_held
@@ -83,6 +89,11 @@ class SchedulerChecks:
         assert not scheduler.reset_preempted_req_ids
         assert self.driver.num_free_blocks() == self._num_free_blocks
         assert not self.driver.executor.runner.requests
+        if scheduler.swap is not None:
+            scheduler.swap.pool.end_step()
+            assert scheduler.swap.pool.is_empty
+        assert (len(scheduler.order), scheduler.shares.num_tenants) == (0, 0)
+        assert (len(scheduler.outlook.streams), scheduler.invalidations.num_streams) == (0, 0)
         self._check_trails()
 
     def _watch_plans(self) -> None:
@@ -186,6 +197,7 @@ class SchedulerChecks:
             counters = check_trail(request_id, records, end)
             assert counters["num_tokens_computed"] == self.driver.executor.tokens_computed[request_id]
             self.num_preemptions += counters["num_preemptions"]
+            self.num_tokens_loaded += counters["num_tokens_loaded"]
 
 
 def check_trail(request_id: str, records: Sequence[Any], end: EventType) -> dict[str, int]:
@@ -204,7 +216,9 @@ def check_trail(request_id: str, records: Sequence[Any], end: EventType) -> dict
     assert abs(lasted_s - (times[-1] - times[0])) < 1e-6
     counters = dict(trail[-1].data)
     assert trail.count(EventType.CHUNK_ARRIVED) == trail.count(EventType.PROMPT_UPDATED) == counters["num_updates"]
-    assert trail.count(EventType.PREEMPTED_RECOMPUTE) == counters["num_preemptions"]
+    assert sum(map(trail.count, _PREEMPTED)) == counters["num_preemptions"] >= trail.count(EventType.RESUMED)
+    loaded = sum(event.data["num_loaded"] for event in trail if event.type is EventType.RESUMED)
+    assert loaded <= counters["num_tokens_loaded"]
     voided = sum(event.data["num_invalidated"] for event in trail if event.type is EventType.PROMPT_UPDATED)
     assert voided == counters["num_tokens_invalidated"]
     if end is EventType.FINISHED:

@@ -511,6 +511,7 @@ def test_progress_tells_of_live_requests_of_the_sdk(core: Core, text: Any) -> No
             "num_tokens_recomputed": 0,
             "num_tokens_invalidated": 6,
             "num_tokens_cached": 0,
+            "num_tokens_loaded": 0,
             "num_preemptions": 0,
             "num_updates": 1,
         }

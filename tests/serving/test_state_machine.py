@@ -33,6 +33,8 @@ from scheduler_checks import SchedulerChecks, snapshot
 from vllm.v1.core.sched.interface import PauseState
 
 from stream2llm_sdk.serving.policies import POLICIES
+from stream2llm_sdk.serving.simulator.host_memory import CheckedSwap
+from stream2llm_sdk.serving.swap import swap_config
 from stream2llm_sdk.serving.victims import VICTIM_ORDERS
 from stream2llm_sdk.testing.core_driver import CoreDriver
 
@@ -56,7 +58,14 @@ CONFIGURATIONS = [
     for name, policies in (("published", ("FCFS", "DEFAULT_VLLM")), ("other", tuple(sorted(POLICIES))))
 ]
 # Over all configurations. What is drawn in one of them depends on Hypothesis and on the modules that are loaded.
-MIN_TOTALS = {"requests": 2_000, "answers": 1_000, "preemptions": 200, "plans": 2_000, "more streams than places": 10}
+MIN_TOTALS = {
+    "requests": 2_000,
+    "answers": 1_000,
+    "preemptions": 200,
+    "loaded": 1_000,
+    "plans": 2_000,
+    "more streams than places": 10,
+}
 
 # A piece of a prompt: the beginning of one of a few documents, so that prompts share prefixes and meet blocks' edges.
 LENGTHS = st.one_of(st.sampled_from([1, 7, 8, 9, 16, 24, 32, 48]), st.integers(1, 60))
@@ -119,6 +128,8 @@ class PromptMachine(RuleBasedStateMachine):
         policy=st.integers(0, 1_000),
         victims=st.sampled_from(sorted(VICTIM_ORDERS)),
         num_tenants=st.sampled_from([1, 1, 2, 3]),
+        num_host_blocks=st.sampled_from([0, 0, 3, 12, 100]),
+        preemption=st.sampled_from(["cost", "swap", "swap", "recompute"]),
         long_prefill=st.sampled_from([0, 0, 6]),
         watermark=st.sampled_from([0.0, 0.0, 0.1]),
         ends_early=st.booleans(),
@@ -137,6 +148,8 @@ class PromptMachine(RuleBasedStateMachine):
         policy: int,
         victims: str,
         num_tenants: int,
+        num_host_blocks: int,
+        preemption: str,
         long_prefill: int,
         watermark: float,
         ends_early: bool,
@@ -165,9 +178,12 @@ class PromptMachine(RuleBasedStateMachine):
                     "policy": self.policies[policy % len(self.policies)],
                     "victims": victims,
                     "tenant_weights": {"tenant-1": 2},
+                    "preemption_mode": preemption,
                 }
             },
+            **({"kv_transfer_config": swap_config(num_host_blocks=num_host_blocks)} if num_host_blocks else {}),
         )
+        self.driver.executor.kv_transfer = CheckedSwap()
         if ends_early:
             self.driver.executor.sampling_rule = replace(self.driver.executor.sampling_rule, eos_period=EOS_PERIOD)
         self.prompts = MixedPrompts(self.driver)
@@ -342,6 +358,7 @@ class PromptMachine(RuleBasedStateMachine):
         self.totals["requests"] += len(self.prompts.now)
         self.totals["answers"] += self.checks.num_answered
         self.totals["preemptions"] += self.checks.num_preemptions
+        self.totals["loaded"] += self.checks.num_tokens_loaded
         self.totals["plans"] += self.checks.num_plans
         self.totals["more streams than places"] += self.was_crowded
 
