@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 import tiny_models
 from prompt_scripts import SCHEDULER, Prompts, run_script, tokens
 
+from stream2llm_sdk.serving.preemption import PreemptionMode
+from stream2llm_sdk.serving.swap import swap_config
 from stream2llm_sdk.testing.core_driver import CoreDriver
 
 pytestmark = pytest.mark.engine
@@ -25,9 +28,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module", params=[True, False], ids=["prefix-caching", "no-prefix-caching"])
 def driver(model: Path, request: pytest.FixtureRequest) -> Iterator[CoreDriver]:
-    # 448 tokens of model length take 14 blocks of a pool of 24 (28 of 48 with two groups): two long streams do not
+    # 448 tokens of model length take 14 blocks of a pool of 16 (28 of 32 with two groups): two long streams do not
     # fit beside each other.
-    blocks = 48 if model.name == "hybrid" else 24
+    blocks = 32 if model.name == "hybrid" else 16
     with CoreDriver(
         model,
         executor="model",
@@ -41,8 +44,10 @@ def driver(model: Path, request: pytest.FixtureRequest) -> Iterator[CoreDriver]:
         kv_cache_memory_bytes=64 << 20,
         scheduler_reserve_full_isl=False,
         additional_config={"stream2llm": {"policy": "FCFS"}},
+        kv_transfer_config=swap_config(num_host_blocks=64),
     ) as driver:
         yield driver
+        assert driver.scheduler.swap.pool.num_free == 64
 
 
 def reset_cache(driver: CoreDriver) -> None:
@@ -59,12 +64,14 @@ def sent_whole(driver: CoreDriver, request_id: str, prompt: list[int], max_token
 
 def test_streamed_tokens_are_the_whole_prompts(driver: CoreDriver) -> None:
     num_free = driver.num_free_blocks()
-    num_preemptions = num_checked = 0
+    preemptions: Counter[str] = Counter()
+    num_checked = 0
     for script in range(SCRIPTS):
+        driver.scheduler.preemption_mode = PreemptionMode.SWAP if script % 2 else PreemptionMode.RECOMPUTE
         prompts = Prompts(driver)
         run_script(prompts, random.Random(script), f"s{script}", max_prompt=400)
         for records in driver.call("trail", [list(prompts.now)]).values():
-            num_preemptions += records[-1][3]["num_preemptions"]
+            preemptions.update(record[0] for record in records if record[0].startswith("PREEMPTED"))
         for request_id in prompts.to_answer:
             streamed = driver.outputs[request_id]
             max_tokens = prompts.max_tokens[request_id]
@@ -75,7 +82,29 @@ def test_streamed_tokens_are_the_whole_prompts(driver: CoreDriver) -> None:
         reset_cache(driver)
         assert driver.num_free_blocks() == num_free
     assert num_checked > 3 * SCRIPTS
-    assert num_preemptions > 0, "the pool was never too small: this proves less than it should"
+    assert len(preemptions) == 2, f"both kinds of preemption must happen, or this proves less: {preemptions}"
+
+
+def test_swapped_kv_comes_back_and_nothing_is_computed_again(driver: CoreDriver) -> None:
+    driver.scheduler.preemption_mode = PreemptionMode.SWAP
+    rng, (shared, held) = random.Random(5), (200, 330)
+    reset_cache(driver)
+    prompts, names = Prompts(driver), [f"{name}-{id(driver)}" for name in ("open", "complete")]
+    prompts.open_stream(names[0], tokens(rng, held), is_prompt_update=False)
+    driver.run_until_idle()
+    prompts.add_plain(names[1], tokens(rng, held + shared - 120))
+    driver.run_until_idle()
+    prompts.append(names[0], tokens(rng, 50), final=True)
+    driver.run_until_idle()
+    (records,) = driver.call("trail", [[names[0]]]).values()
+    by_type = {record[0]: record[3] for record in records}
+    assert by_type["PREEMPTED_SWAP"]["num_tokens"] == held - 1
+    end = by_type["FINISHED"]
+    assert end["num_tokens_recomputed"] == 0
+    assert end["num_tokens_loaded"] + end["num_tokens_cached"] == held - 1
+    assert end["num_tokens_loaded"] > 0
+    for name in names:
+        assert driver.outputs[name] == sent_whole(driver, f"whole-{name}", prompts.now[name], 8)
 
 
 @pytest.mark.parametrize("lcp", [0, 1, 31, 32, 33, 100, 319])
