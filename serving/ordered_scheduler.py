@@ -7,7 +7,6 @@ it, and all of that passes through here.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -47,7 +46,6 @@ class OrderedScheduler(StreamingPromptScheduler):
         # Preempted requests wait in front of the others, the last one first, as vLLM has it.
         self._front: dict[str, int] = {}
         self._num_preempted = 0
-        self._wall_to_monotonic_s = time.monotonic() - time.time()
 
     # ---- what happens to a request ------------------------------------------------------------------------------
 
@@ -149,7 +147,8 @@ class OrderedScheduler(StreamingPromptScheduler):
     def standing(self, request: Request, is_admitted: bool) -> Standing:
         """What the policy may know of a request."""
         prompt = self.prompts.get(request.request_id)
-        arrival_s = request.arrival_time + self._wall_to_monotonic_s
+        clock = self.trail.clock
+        arrival_s = 0.0 if prompt is not None else request.arrival_time + clock.monotonic_s() - clock.wall_s()
         standing = Standing(
             request=request,
             prompt=prompt,

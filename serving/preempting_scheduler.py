@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import Any
 
@@ -175,13 +174,13 @@ class PreemptingScheduler(OrderedScheduler):
             (num_tokens, self.requests[request_id].num_computed_tokens - num_tokens)
             for request_id, num_tokens in output.num_scheduled_tokens.items()
         ]
-        self._steps_under_way.append((time.monotonic(), parts))
+        self._steps_under_way.append((self.now_s(), parts))
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         result = super().update_from_output(scheduler_output, model_runner_output)
         if self._steps_under_way and scheduler_output.total_num_scheduled_tokens:
             began_s, parts = self._steps_under_way.popleft()
-            now_s = time.monotonic()
+            now_s = self.now_s()
             # With two steps in flight the second one begins when the first has ended.
             measured_s = now_s - max(began_s, self._step_ended_s)
             self._step_ended_s = now_s

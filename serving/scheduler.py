@@ -7,7 +7,6 @@ Plugged in through `scheduler_cls`. Phase 1 is read-only; phase 2 preempts the p
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -258,7 +257,7 @@ class Stream2LLMScheduler(PreemptingScheduler):
             self._remove_from_queues(request)
         status = request.status
         request.status = RequestStatus.RUNNING
-        self._preempt_request(request, time.monotonic(), drop_stale_output=self.requires_kv_delivery)
+        self._preempt_request(request, self.now_s(), drop_stale_output=self.requires_kv_delivery)
         if status == RequestStatus.RUNNING:
             return
         self._remove_from_queues(request)

@@ -5,7 +5,6 @@ Which request gets tokens, and whose KV has to go, is decided in `scheduler.py`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -107,7 +106,9 @@ class StreamingPromptScheduler(Scheduler):
             return
         # The front end's list belongs to the front end: an in-process client hands over the object itself.
         request.prompt_token_ids = list(request.prompt_token_ids or ())
-        prompt = StreamingPrompt.from_flags(flags, token_array(request.prompt_token_ids), time.monotonic())
+        prompt = StreamingPrompt.from_flags(
+            flags, token_array(request.prompt_token_ids), self.trail.clock.monotonic_s()
+        )
         self.prompts[request.request_id] = prompt
         self.num_open += prompt.is_open
         self.trail.begin(request.request_id, flags.get("sent_s"))

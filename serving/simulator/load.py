@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError, EngineError
+from stream2llm_sdk.serving.cost_correction import OnlineCorrection
+from stream2llm_sdk.serving.cost_model import CostModel
 from stream2llm_sdk.serving.simulator.bare_scheduler import BlockHasher, build_scheduler
 from stream2llm_sdk.serving.simulator.clock import LatencyModel, StepFacts, VirtualClock
 from stream2llm_sdk.serving.simulator.latency import H200_LLAMA_8B, StepLatency
 from stream2llm_sdk.serving.simulator.load_result import RequestResult, SimulationResult
 from stream2llm_sdk.serving.simulator.workloads import SimulatedRequest, token_ids
 from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY
+from stream2llm_sdk.serving.swap.messages import CopySample
 from stream2llm_sdk.trail import EventType
 
 __all__ = ["CopyLatency", "simulate"]
@@ -48,6 +51,7 @@ def simulate(
     prefix_caching: bool = False,
     latency: LatencyModel = H200_LLAMA_8B,
     copy_latency: CopyLatency | None = None,
+    cost_model: CostModel | None = None,
     scheduler_options: Mapping[str, Any] | None = None,
     **engine_args: Any,
 ) -> SimulationResult:
@@ -65,6 +69,7 @@ def simulate(
         prefix_caching: hashing blocks makes simulations several times slower.
         latency: seconds per step. The messaging time of a `StepLatency` delays what clients see.
         copy_latency: seconds that a step's copies take; with a `kv_transfer_config` among `engine_args`.
+        cost_model: what the scheduler believes that recompute and copies cost; left out, its own estimate.
         scheduler_options: more of `additional_config["stream2llm"]`.
         engine_args: more of vLLM's `EngineArgs`.
 
@@ -89,6 +94,8 @@ def simulate(
             **engine_args,
         },
     )
+    if cost_model is not None:
+        scheduler.costs = OnlineCorrection(cost_model, frozen=scheduler.costs.frozen)
     run = _Run(scheduler, block_hasher, requests, streaming=streaming, latency=latency, copy_latency=copy_latency)
     started_s = time.perf_counter()
     run.run()
@@ -283,6 +290,14 @@ class _Run:
         copies = output.kv_connector_metadata
         if copies is not None and self._copy_latency is not None:
             duration_s += self._copy_latency(len(copies.outs), len(copies.ins))
+            for direction, pairs, num_tokens in (
+                ("out", copies.outs, copies.num_tokens_out),
+                ("in", copies.ins, copies.num_tokens_in),
+            ):
+                if pairs:
+                    sizes = (len(pairs), 0) if direction == "out" else (0, len(pairs))
+                    sample = CopySample(direction, len(pairs), num_tokens, self._copy_latency(*sizes))
+                    self._scheduler.swap.add_samples([sample])
         self._clock.advance(duration_s)
         self._busy_s += duration_s
 

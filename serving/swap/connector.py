@@ -13,7 +13,7 @@ flight have ended (`defer_block_free`); the blocks that a preemption was to free
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stream2llm_sdk.errors import ConfigurationError, MissingExtraError, UnsupportedFeatureError
@@ -211,7 +211,11 @@ class Stream2LLMSwapConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         timings = connector_output.kv_connector_worker_meta
         if isinstance(timings, SwapTimings):
-            self._samples += timings.samples
+            self.add_samples(timings.samples)
+
+    def add_samples(self, samples: Iterable[CopySample]) -> None:
+        """What copies took, for `take_samples`."""
+        self._samples += samples
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         self.pool.drop(request.request_id)
