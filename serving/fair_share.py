@@ -60,8 +60,13 @@ class FairShare:
         self._num_requests[tenant] -= 1
         if not self._num_requests[tenant]:
             del self._num_requests[tenant]
-            if not self._num_requests:
-                self._counters.clear()  # nobody is there to be compared with
+            # Those who are away and used no more than anybody who is there would start at the least anyway.
+            least = min((self._counters[other] for other in self._num_requests), default=float("inf"))
+            self._counters = {
+                other: counter
+                for other, counter in self._counters.items()
+                if other in self._num_requests or counter > least
+            }
 
     def charge(self, tenant: str, num_tokens: int) -> None:
         """Tokens were computed for it."""

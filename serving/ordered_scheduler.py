@@ -13,6 +13,7 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from stream2llm_sdk.serving.adaptive import Adaptive, Observation
 from stream2llm_sdk.serving.fair_share import FairShare
 from stream2llm_sdk.serving.forecast import Forecast
 from stream2llm_sdk.serving.lcp import TokenArray
@@ -22,6 +23,7 @@ from stream2llm_sdk.serving.request_order import RequestOrder, SortKey
 from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY, StreamingPrompt
 from stream2llm_sdk.serving.streaming_scheduler import StreamingPromptScheduler
 from stream2llm_sdk.serving.victims import LatestCompletion
+from stream2llm_sdk.trail import EventType
 
 __all__ = ["OrderedScheduler"]
 
@@ -40,6 +42,7 @@ class OrderedScheduler(StreamingPromptScheduler):
         self.shares = FairShare(self.options.get("tenant_weights"))
         self.outlook = Outlook(self.options.get("length_predictor") or "quantile")
         self._forecasts: Mapping[str, Forecast] = {}
+        self._num_tokens_seen = self._num_invalidated_seen = 0
         self._uses_forecasts = self.scheduling_policy.uses_forecasts or (
             self.options.get("victims") == LatestCompletion.name
         )
@@ -63,6 +66,7 @@ class OrderedScheduler(StreamingPromptScheduler):
     def _apply(self, request: Request, prompt: StreamingPrompt, new: TokenArray, lcp: int, final: bool) -> int:
         self.outlook.prompt_changed(request, len(new), final, prompt.last_chunk_arrival_time)
         num_invalidated = super()._apply(request, prompt, new, lcp, final)
+        self._num_invalidated_seen += num_invalidated
         if final:
             self.outlook.completed(request, prompt)
             self._reorder(request)
@@ -103,11 +107,32 @@ class OrderedScheduler(StreamingPromptScheduler):
 
     def _record_step(self, output: SchedulerOutput) -> None:
         super()._record_step(output)
+        if isinstance(self.scheduling_policy, Adaptive):
+            self._num_tokens_seen += output.total_num_scheduled_tokens
+            self._adapt(self.scheduling_policy)
         if self.shares.num_tenants > 1:
             for request_id, num_tokens in output.num_scheduled_tokens.items():
                 self.shares.charge(self._tenant(self.requests[request_id]), num_tokens)
         if self.scheduling_policy.follows_progress or self._uses_forecasts:
             self._reorder_all(self.requests[request_id] for request_id in output.num_scheduled_tokens)
+
+    def _adapt(self, policy: Adaptive) -> None:
+        num_complete = sum(
+            not self._is_open(request) for queue in (self.waiting, self.kv_holding_waiting) for request in queue
+        )
+        seen = Observation(
+            now_s=self.now_s(),
+            num_complete_waiting=num_complete,
+            free_share=self.kv.num_free / self.kv.num_total,
+            num_computed=self._num_tokens_seen,
+            num_invalidated=self._num_invalidated_seen,
+        )
+        self._num_tokens_seen = self._num_invalidated_seen = 0
+        switch = policy.observe(seen)
+        if switch is not None:
+            for request_id in self.prompts:
+                self.trail.mark(request_id, EventType.POLICY_SWITCHED, policy=switch.policy, reason=switch.reason)
+            self._reorder_all([request for _, request in self.order])
 
     def _refresh_forecasts(self) -> None:
         """Moves the open prompts of which something else is expected now."""

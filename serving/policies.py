@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -90,6 +91,7 @@ class SchedulingPolicy(Protocol):
 
 
 class _Policy:
+    name: str
     plans_plain_requests = False
     follows_progress = False
     uses_forecasts = False
@@ -191,8 +193,15 @@ class SRPF(_Policy):
         return (False, request.priority, num_left + self.ageing * standing.completion_s)
 
 
-POLICIES: dict[str, type[_Policy]] = {
-    policy.name: policy for policy in (DefaultVLLM, FCFS, LCAS, MCPS, SJF, SVF, OneBitSVF, SRPF)
+def _adaptive() -> SchedulingPolicy:
+    from stream2llm_sdk.serving.adaptive import Adaptive  # it is made of the others
+
+    return Adaptive()
+
+
+POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {
+    **{policy.name: policy for policy in (DefaultVLLM, FCFS, LCAS, MCPS, SJF, SVF, OneBitSVF, SRPF)},
+    "ADAPTIVE": _adaptive,
 }
 _ALIASES = {"SHORTEST_COMPLETE": "SRPF"}
 
@@ -204,12 +213,10 @@ def make_policy(name: str) -> SchedulingPolicy:
         ConfigurationError: no policy has this name.
     """
     wanted = name.strip().upper()
-    try:
-        policy: Any = POLICIES[_ALIASES.get(wanted, wanted)]()
-    except KeyError:
+    wanted = _ALIASES.get(wanted, wanted)
+    if wanted not in POLICIES:
         raise ConfigurationError(
             f"unknown scheduling policy {name!r} (argument `policy` or environment SCHEDULER_TYPE): "
             f"choose one of {', '.join(sorted(POLICIES))}"
-        ) from None
-    made: SchedulingPolicy = policy
-    return made
+        )
+    return POLICIES[wanted]()

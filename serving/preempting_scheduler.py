@@ -8,6 +8,7 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
+from stream2llm_sdk.serving.adaptive import Adaptive
 from stream2llm_sdk.serving.cost_correction import CostTerm, OnlineCorrection
 from stream2llm_sdk.serving.cost_model import (
     UNMEASURED_CPU,
@@ -76,6 +77,25 @@ class PreemptingScheduler(OrderedScheduler):
             device=UNMEASURED_CPU if is_cpu else UNMEASURED_GPU,
             model=str(vllm_config.model_config.model),
         )
+
+    def snapshot(self) -> dict[str, Any]:
+        policy = self.scheduling_policy
+        host = {}
+        if self.swap is not None:
+            pool = self.swap.pool
+            host = {"num_host_blocks": pool.num_blocks, "num_host_blocks_used": pool.num_blocks - pool.num_free}
+        switches = {}
+        if isinstance(policy, Adaptive):
+            switches = {"policy": policy.current.name, "num_policy_switches": policy.num_switches}
+            if policy.last_switch is not None:
+                switches["last_switch_reason"] = policy.last_switch.reason
+        return {
+            **super().snapshot(),
+            "policy": policy.name,
+            **switches,
+            **host,
+            "cost_factors": {str(term): self.costs.factor(term) for term in CostTerm},
+        }
 
     def _num_held_back(self, request_id: str) -> int:
         prompt = self.prompts.get(request_id)

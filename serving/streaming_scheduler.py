@@ -61,13 +61,14 @@ class StreamingPromptScheduler(Scheduler):
         this object is its attribute `scheduler`.
 
         `update(request_id, kind, token_ids, final, sent_s)` changes a prompt, `trail(request_ids)` takes events,
-        `progress(request_ids)` gives counters, `limits()` what the engine can hold.
+        `progress(request_ids)` gives counters, `limits()` what the engine can hold, `snapshot()` how it stands.
         """
         operations: dict[str, Callable[..., Any]] = {
             "update": self.update,
             "trail": self.trail.take,
             "progress": self.progress,
             "limits": self.limits,
+            "snapshot": self.snapshot,
         }
         return operations[operation](*arguments)
 
@@ -80,6 +81,10 @@ class StreamingPromptScheduler(Scheduler):
             "num_blocks": self.kv.num_total,
             "block_size": self.block_size,
         }
+
+    def snapshot(self) -> dict[str, Any]:
+        """How the scheduler stands, for metrics."""
+        return {"num_parked": len(self.parked), "num_free_blocks": self.kv.num_free}
 
     def progress(self, request_ids: Iterable[str]) -> dict[str, dict[str, int]]:
         """Counters by request id, with `num_tokens` (the prompt and output now) and `num_computed`."""

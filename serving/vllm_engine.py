@@ -37,8 +37,11 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
+    from stream2llm_sdk.serving.metrics import SchedulerMetrics
+
 __all__ = ["Stream2LLMEngine"]
 
+_MAX_UNMEASURED = 256  # ended requests whose trails are taken for metrics without anybody asking
 _WATCH_S = 0.5  # how often the core's process and idle streams are looked at
 
 
@@ -59,6 +62,7 @@ class Stream2LLMEngine:
         scheduling: the scheduler's other options, see `SchedulingOptions`.
         max_model_len: prompt and answer together, in tokens; left out, what the model was trained for.
         enable_prefix_caching: whether KV of ended requests is found again by prompts that begin alike.
+        metrics: what is fed with the trails of ended requests and, by `observe_metrics`, with how the engine stands.
         limits: how much may be open at once, and how long a stream may wait for its next chunk.
         progress: called with one line when the engine starts and when it is ready; left out, the lines go to
             stderr; None for silence.
@@ -79,6 +83,7 @@ class Stream2LLMEngine:
         max_model_len: int | None = None,
         enable_prefix_caching: bool = True,
         limits: StreamLimits | None = None,
+        metrics: SchedulerMetrics | None = None,
         progress: Callable[[str], None] | bool | None = True,
         **engine_args: Any,
     ) -> None:
@@ -96,6 +101,8 @@ class Stream2LLMEngine:
         self._on_cpu = False
         self._streams: dict[str, Stream2LLMStream] = {}
         self.admission = Admission(limits or StreamLimits())
+        self.metrics = metrics
+        self._unmeasured: list[Stream2LLMStream] = []
         self._start_lock = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
         self._closed = False
@@ -295,6 +302,23 @@ class Stream2LLMEngine:
             async for output in stream:
                 yield output
 
+    async def observe_metrics(self) -> SchedulerMetrics:
+        """Feeds the metrics with the requests that have ended since, and with how the engine stands now; `render` then
+        gives them in Prometheus' text format.
+
+        Raises:
+            ConfigurationError: the engine was made without `metrics`.
+        """
+        if self.metrics is None:
+            raise ConfigurationError("the engine keeps no metrics: make it with metrics=SchedulerMetrics()")
+        ended, self._unmeasured = self._unmeasured, []
+        for stream in ended:
+            trail = await stream.trail()
+            if len(trail):
+                self.metrics.observe_trail(trail, tenant=stream.tenant, reason=stream.end_reason)
+        self.metrics.observe_snapshot({**self.admission.snapshot(), **await self.call("snapshot", [])})
+        return self.metrics
+
     async def reset_prefix_cache(self) -> bool:
         """Forgets the KV of ended requests. False if it could not, because requests are under way."""
         llm = self._running()
@@ -375,6 +399,8 @@ class Stream2LLMEngine:
         if self._streams.get(stream.request_id) is stream:
             del self._streams[stream.request_id]
             self.admission.release(stream.request_id)
+            if self.metrics is not None:
+                self._unmeasured.append(stream)
 
     def check_alive(self) -> None:
         """Raises EngineDeadError if the engine's core process has ended."""
@@ -412,6 +438,8 @@ class Stream2LLMEngine:
         while self._llm is not None and not self._llm.errored:
             await asyncio.sleep(_WATCH_S)
             await self._end_idle_streams()
+            if len(self._unmeasured) >= _MAX_UNMEASURED:
+                await self.observe_metrics()
         if self._llm is not None:
             from vllm.v1.engine.exceptions import EngineDeadError as VLLMEngineDeadError
 

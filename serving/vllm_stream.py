@@ -18,6 +18,7 @@ from stream2llm_sdk.errors import (
     StreamAbortedError,
     StreamError,
     StreamFinishedError,
+    StreamIdleError,
     UnknownRequestError,
     UnsupportedFeatureError,
 )
@@ -128,6 +129,11 @@ class Stream2LLMStream:
     def has_ended(self) -> bool:
         """Whether the last output was received, or the request was aborted."""
         return self._ended or self._aborted
+
+    @property
+    def end_reason(self) -> str | None:
+        """Why the engine itself ended the stream ('idle'); None where it did not."""
+        return "idle" if isinstance(self._end_reason, StreamIdleError) else None
 
     @property
     def engine_request_id(self) -> str | None:

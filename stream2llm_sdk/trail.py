@@ -36,6 +36,7 @@ class EventType(StrEnum):
         FIRST_TOKEN: the first output token was sampled.
         RESUMED: a preempted request has again all tokens that it had (`num_loaded` from host memory, `num_found` in
             the prefix cache, `num_recomputed`, and `actual_s` since it was admitted again).
+        POLICY_SWITCHED: the ADAPTIVE policy changed while the request was there (`policy`, `reason`).
     """
 
     QUEUED = "QUEUED"
@@ -50,6 +51,7 @@ class EventType(StrEnum):
     CONTEXT_COMPLETE = "CONTEXT_COMPLETE"
     FIRST_TOKEN = "FIRST_TOKEN"
     RESUMED = "RESUMED"
+    POLICY_SWITCHED = "POLICY_SWITCHED"
 
     @property
     def is_state(self) -> bool:
@@ -67,6 +69,7 @@ _MARKS = frozenset(
         EventType.CONTEXT_COMPLETE,
         EventType.FIRST_TOKEN,
         EventType.RESUMED,
+        EventType.POLICY_SWITCHED,
     }
 )
 _TERMINAL = frozenset({EventType.FINISHED, EventType.ABORTED})

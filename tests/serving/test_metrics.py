@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ FINISHED, ABORTED = EventType.FINISHED, EventType.ABORTED
 
 
 # The metrics know this mark by its name.
-RESUMED: Any = SimpleNamespace(value="RESUMED", is_state=False, is_terminal=False)
+RESUMED = EventType.RESUMED
 
 COUNTERS = {
     "num_tokens_computed": 120,

@@ -221,7 +221,7 @@ def test_every_policy_and_order_has_the_name_it_is_found_by() -> None:
 
 @pytest.mark.parametrize("name", ["", "FIFO"])
 def test_an_unknown_name_is_refused_with_those_there_are(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"'{name}'.*DEFAULT_VLLM, FCFS, LCAS, MCPS, SJF, SRPF, SVF"):
+    with pytest.raises(ConfigurationError, match=f"'{name}'.*ADAPTIVE, DEFAULT_VLLM, FCFS, LCAS, MCPS, SJF, SRPF, SVF"):
         make_policy(name)
     with pytest.raises(ConfigurationError, match=f"'{name}'.*ADMISSION, IDLE_FIRST"):
         make_victim_order(name)
