@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -172,8 +173,7 @@ class OrderedScheduler(StreamingPromptScheduler):
     def standing(self, request: Request, is_admitted: bool) -> Standing:
         """What the policy may know of a request."""
         prompt = self.prompts.get(request.request_id)
-        clock = self.trail.clock
-        arrival_s = 0.0 if prompt is not None else request.arrival_time + clock.monotonic_s() - clock.wall_s()
+        arrival_s = 0.0 if prompt is not None else request.arrival_time + self._wall_to_monotonic_s
         standing = Standing(
             request=request,
             prompt=prompt,
@@ -195,6 +195,11 @@ class OrderedScheduler(StreamingPromptScheduler):
     def _tenant(self, request: Request) -> str:
         prompt = self.prompts.get(request.request_id)
         return "" if prompt is None else prompt.tenant
+
+    @cached_property
+    def _wall_to_monotonic_s(self) -> float:
+        # Once: a difference read anew each time would move the requests' places by microseconds.
+        return self.trail.clock.monotonic_s() - self.trail.clock.wall_s()
 
     def now_s(self) -> float:
         """The trail's clock, which tests and simulations may set."""

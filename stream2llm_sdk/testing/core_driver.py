@@ -111,6 +111,7 @@ class CoreDriver:
         max_tokens: int = 8,
         extra_args: Mapping[str, Any] | None = None,
         priority: int = 0,
+        arrival_time: float | None = None,
         **sampling: Any,
     ) -> None:
         """Send a request, greedy and without regard to EOS unless `sampling` says otherwise.
@@ -133,7 +134,7 @@ class CoreDriver:
             mm_features=None,
             sampling_params=params,
             pooling_params=None,
-            arrival_time=time.time(),
+            arrival_time=time.time() if arrival_time is None else arrival_time,
             lora_request=None,
             cache_salt=None,
             data_parallel_rank=None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,7 +60,8 @@ class Prompts:
 
     def _update(self, request_id: str, kind: str, ids: Sequence[int], final: bool) -> dict[str, Any]:
         packed = np.array(ids, dtype=np.int32).tobytes()
-        answer: dict[str, Any] = self.driver.call("update", [request_id, kind, packed, final, time.monotonic()])
+        sent_s = self.driver.scheduler.now_s()
+        answer: dict[str, Any] = self.driver.call("update", [request_id, kind, packed, final, sent_s])
         assert "error" not in answer, (request_id, answer)
         if final:
             self.open.remove(request_id)

@@ -85,6 +85,20 @@ def text(pieces: Pieces, limit: int = MAX_MODEL_LEN - 1) -> list[int]:
     return [token for number, length in pieces for token in document(number)[:length]][:limit]
 
 
+class StepClock:
+    """Time that passes with the steps: what depends on it happens again in the same way."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def monotonic_s(self) -> float:
+        self.now_s += 1e-6
+        return self.now_s
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+
 class MixedPrompts(Prompts):
     """Requests with priorities that may end early."""
 
@@ -100,6 +114,7 @@ class MixedPrompts(Prompts):
             max_tokens=max_tokens,
             extra_args=extra_args,
             priority=self.priority,
+            arrival_time=self.driver.scheduler.now_s(),
             ignore_eos=self.ignore_eos,
         )
 
@@ -184,6 +199,7 @@ class PromptMachine(RuleBasedStateMachine):
             **({"kv_transfer_config": swap_config(num_host_blocks=num_host_blocks)} if num_host_blocks else {}),
         )
         self.driver.executor.kv_transfer = CheckedSwap()
+        self.clock = self.driver.scheduler.trail.clock = StepClock()
         if ends_early:
             self.driver.executor.sampling_rule = replace(self.driver.executor.sampling_rule, eos_period=EOS_PERIOD)
         self.prompts = MixedPrompts(self.driver)
@@ -308,6 +324,7 @@ class PromptMachine(RuleBasedStateMachine):
 
     def take_steps(self, count: int) -> None:
         for _ in range(count):
+            self.clock.now_s += 0.3
             self.driver.step()
             self.checks.between_steps()
 
@@ -317,6 +334,7 @@ class PromptMachine(RuleBasedStateMachine):
         for _ in range(MAX_STEPS):
             if not self.driver.has_work():
                 break
+            self.clock.now_s += 0.3
             num_idle = 0 if self.driver.step() else num_idle + 1
             assert num_idle <= MAX_IDLE_STEPS, "steps are taken, but nothing is computed"
             self.checks.between_steps()
