@@ -91,7 +91,7 @@ class KVBlocks:
         """Leading tokens of the request that the prefix cache knows."""
         if not self._manager.enable_caching:
             return 0
-        return min(group.num_cached_block.get(request_id, 0) * group.block_size for group in self._groups)
+        return int(min(group.num_cached_block.get(request_id, 0) * group.block_size for group in self._groups))
 
     def num_needed(self, request: Request, num_computed: int, num_new: int, hit: CacheHit, lookahead: int = 0) -> int:
         """Blocks that `allocate_slots` will take for `num_new` tokens behind `num_computed`, less those that it

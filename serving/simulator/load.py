@@ -290,16 +290,19 @@ class _Run:
         copies = output.kv_connector_metadata
         if copies is not None and self._copy_latency is not None:
             duration_s += self._copy_latency(len(copies.outs), len(copies.ins))
-            for direction, pairs, num_tokens in (
-                ("out", copies.outs, copies.num_tokens_out),
-                ("in", copies.ins, copies.num_tokens_in),
-            ):
-                if pairs:
-                    sizes = (len(pairs), 0) if direction == "out" else (0, len(pairs))
-                    sample = CopySample(direction, len(pairs), num_tokens, self._copy_latency(*sizes))
-                    self._scheduler.swap.add_samples([sample])
+            self._report_copies(copies, self._copy_latency)
         self._clock.advance(duration_s)
         self._busy_s += duration_s
+
+    def _report_copies(self, copies: Any, copy_latency: CopyLatency) -> None:
+        """Tells the scheduler what the copies took, as workers do."""
+        num_out, num_in = len(copies.outs), len(copies.ins)
+        samples = []
+        if num_out:
+            samples.append(CopySample("out", num_out, copies.num_tokens_out, copy_latency(num_out, 0)))
+        if num_in:
+            samples.append(CopySample("in", num_in, copies.num_tokens_in, copy_latency(0, num_in)))
+        self._scheduler.swap.add_samples(samples)
 
     def _collect(self, output: Any) -> None:
         live = self._live[output.request_id]
