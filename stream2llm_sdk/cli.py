@@ -61,6 +61,9 @@ def demo(
     ] = None,
     answer_tokens: Annotated[int, typer.Option(help="Most tokens of each answer.")] = DemoOptions().max_answer_tokens,
     seed: Annotated[int, typer.Option(help="Seed of the pages' delays.")] = DemoOptions().seed,
+    policy: Annotated[
+        str | None, typer.Option(help="Scheduling policy. Left out, the environment's SCHEDULER_TYPE, else FCFS.")
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write everything that was measured to this file.")
     ] = None,
@@ -92,6 +95,7 @@ def demo(
             page_tokens=page_tokens,
             max_answer_tokens=answer_tokens,
             seed=seed,
+            policy=policy,
         )
         report = asyncio.run(Demo(options, ConsoleView(console)).run())
     except Stream2LLMError as error:

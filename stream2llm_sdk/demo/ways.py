@@ -22,6 +22,7 @@ from stream2llm_sdk.demo.site import PydocSite
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.gathering import ContextEvent
 from stream2llm_sdk.rag import StreamingRAG
+from stream2llm_sdk.serving.policies import make_policy
 from stream2llm_sdk.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class DemoOptions:
         page_tokens: most tokens of a page; None measures the machine and chooses.
         max_answer_tokens: most tokens of each answer.
         seed: of the pages' delays.
+        policy: the scheduling policy by name; None for the environment's SCHEDULER_TYPE, else FCFS.
     """
 
     question: str = DEFAULT_QUESTION
@@ -75,10 +77,13 @@ class DemoOptions:
     page_tokens: int | None = None
     max_answer_tokens: int = 32
     seed: int = 178
+    policy: str | None = None
 
     def __post_init__(self) -> None:
         if not self.question.strip():
             raise ConfigurationError("the question is empty")
+        if self.policy is not None:
+            make_policy(self.policy)
         if not 2 <= self.num_pages <= 24:
             raise ConfigurationError(f"num_pages={self.num_pages}: give 2 to 24")
         if self.page_tokens is not None and self.page_tokens < 16:
@@ -285,6 +290,7 @@ class Demo:
             max_model_len=None if self._options.model else 4096,
             progress=self._view.step,
             dtype=self._dtype,
+            policy=self._options.policy,
         )
         starting = asyncio.create_task(engine.start())
         stack.push_async_callback(engine.aclose)

@@ -27,7 +27,7 @@ from stream2llm_sdk.trail import EventTrail
 def test_help_names_every_option() -> None:
     result = CliRunner().invoke(app, ["demo", "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
     assert result.exit_code == 0
-    for option in ("--question", "--url", "--mode", "--model", "--pages", "--json", "--seed"):
+    for option in ("--question", "--url", "--mode", "--model", "--pages", "--json", "--seed", "--policy"):
         assert option in result.output
     for words in ("paced (min_iteration_s)", "135M parameters", "float32"):
         assert words in result.output
@@ -47,6 +47,7 @@ def test_the_commands_are_there_without_a_heavy_import() -> None:
         (["--question", " "], "question is empty"),
         (["--pages", "1"], "num_pages=1"),
         (["--page-tokens", "3"], "page_tokens=3"),
+        (["--policy", "BEST"], "unknown scheduling policy 'BEST'"),
         (["--url", "https://example.org", "--mode", "diskann"], "only the crawler"),
     ],
 )
