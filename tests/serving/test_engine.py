@@ -26,9 +26,11 @@ from stream2llm_sdk.errors import (
     StreamAbortedError,
     StreamError,
     StreamFinishedError,
+    StreamIdleError,
     UnsupportedFeatureError,
 )
-from stream2llm_sdk.serving import Stream2LLMEngine
+from stream2llm_sdk.serving import SchedulerMetrics, SchedulingOptions, Stream2LLMEngine, StreamLimits
+from stream2llm_sdk.serving.admission import Admission
 from stream2llm_sdk.trail import EventType
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -51,8 +53,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 async def engine(model: Path) -> AsyncIterator[Stream2LLMEngine]:
-    async with Stream2LLMEngine(model, progress=None, **ENGINE_ARGS) as engine:
+    scheduling = SchedulingOptions(host_kv_bytes=8 << 20, preemption_mode="swap")
+    metrics = SchedulerMetrics()
+    async with Stream2LLMEngine(model, progress=None, scheduling=scheduling, metrics=metrics, **ENGINE_ARGS) as engine:
         yield engine
+        snapshot = await engine.call("snapshot", [])
+        assert snapshot["num_host_blocks_used"] == 0
     assert not [child.name() for child in psutil.Process().children() if child.name().startswith("VLLM")]
 
 
@@ -175,7 +181,9 @@ async def test_plain_requests_pass_more_parked_streams_than_the_engine_has_place
             await stream.abort()
 
 
-async def test_a_complete_request_takes_the_memory_of_idle_streams(engine: Stream2LLMEngine) -> None:
+async def test_a_complete_request_takes_the_memory_of_idle_streams_and_they_get_it_back(
+    engine: Stream2LLMEngine,
+) -> None:
     # 39 blocks of 32 tokens: two idle streams of 600 tokens hold 38 of them.
     prompts = [tokens(random.Random(50 + i), 600) for i in range(2)]
     streams = [await engine.open(prompt[:590], GREEDY) for prompt in prompts]
@@ -184,14 +192,37 @@ async def test_a_complete_request_takes_the_memory_of_idle_streams(engine: Strea
     plain = tokens(random.Random(60), 500)
     answer = await whole(engine, plain)
     trails = [await stream.trail() for stream in streams]
-    assert sum(trail.count(EventType.PREEMPTED_RECOMPUTE) for trail in trails) == 1
+    assert sum(trail.count(EventType.PREEMPTED_SWAP) for trail in trails) == 1
     for stream, prompt in zip(streams, prompts, strict=True):
         await stream.finish(prompt[590:])
     assert [(await read(stream))[0] for stream in streams] == [await whole(engine, prompt) for prompt in prompts]
     assert answer == await whole(engine, plain)
-    recomputed = [(await stream.trail())[-1].data["num_tokens_recomputed"] for stream in streams]
-    assert sorted(recomputed)[0] == 0
-    assert sorted(recomputed)[1] > 0
+    ends = [(await stream.trail())[-1].data for stream in streams]
+    assert [end["num_tokens_recomputed"] for end in ends] == [0, 0]
+    assert sum(end["num_tokens_loaded"] > 0 for end in ends) == 1
+    swapped = next(trail for trail in [await stream.trail() for stream in streams] if trail.count(EventType.RESUMED))
+    preemption, resumed = swapped.first(EventType.PREEMPTED_SWAP), swapped.first(EventType.RESUMED)
+    assert preemption is not None
+    assert resumed is not None
+    assert preemption.data["num_tokens"] == 589
+    assert preemption.data["predicted_s"] > 0
+    assert resumed.data["num_loaded"] + resumed.data["num_found"] == 589
+    assert resumed.data["num_recomputed"] == 0
+    metrics = (await engine.observe_metrics()).render()
+    assert 'stream2llm_preemptions_total{kind="swap"} 1.0' in metrics
+    assert "stream2llm_ttft_from_request_seconds_count" in metrics
+
+
+async def test_the_engine_ends_a_stream_that_nobody_feeds(
+    engine: Stream2LLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "admission", Admission(StreamLimits(idle_timeout_s=0.2)))
+    stream = await engine.open(tokens(random.Random(3), 40), GREEDY)
+    with pytest.raises(StreamIdleError, match="idle_timeout_s"):
+        await asyncio.wait_for(read(stream), timeout=30)
+    with pytest.raises(StreamIdleError):
+        await stream.append([5])
+    assert engine.num_open_streams == 0
 
 
 async def test_the_trail_tells_the_request_from_begin_to_end(engine: Stream2LLMEngine) -> None:
