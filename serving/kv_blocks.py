@@ -93,6 +93,13 @@ class KVBlocks:
             return 0
         return int(min(group.num_cached_block.get(request_id, 0) * group.block_size for group in self._groups))
 
+    def has_slot(self, request: Request, position: int) -> bool:
+        """Whether the request holds a block for this position. May be False where it does."""
+        if self._plain is None:
+            return False
+        blocks = self._plain.req_to_blocks.get(request.request_id)
+        return blocks is not None and position < len(blocks) * self._plain.block_size
+
     def num_needed(self, request: Request, num_computed: int, num_new: int, hit: CacheHit, lookahead: int = 0) -> int:
         """Blocks that `allocate_slots` will take for `num_new` tokens behind `num_computed`, less those that it
         returns first because they left the attention window."""

@@ -145,7 +145,20 @@ class _Walk:
         self._evicted: set[str] = set()
 
     def run(self, candidates: Iterable[Candidate]) -> Plan:
+        has_slot, served = self.kv.has_slot, self.plan.num_tokens
+        lookahead = self.limits.lookahead_tokens
         for candidate in candidates:
+            if (
+                candidate.is_running and candidate.num_wanted == 1 and candidate.is_ready
+            ):  # decodes: most of what there is, and nearly free
+                request = candidate.request
+                if has_slot(request, request.num_computed_tokens + lookahead):
+                    if request.request_id not in self._evicted:
+                        served[request.request_id] = 1
+                        self.num_tokens -= 1
+                        if self.num_tokens <= 0:
+                            break
+                    continue
             if candidate.is_ready and candidate.request.request_id not in self._evicted:
                 self._consider(candidate)
                 if self.num_tokens <= 0:

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
@@ -51,6 +51,8 @@ class Stream2LLMScheduler(PreemptingScheduler):
         super().__init__(vllm_config, *args, **kwargs)
         self.planner = Planner(self.kv, make_victim_order(self.options.get("victims") or "IDLE_FIRST"))
         self._plan: Plan | None = None
+        # Candidates of requests that decode: they are the same from step to step.
+        self._decoding: dict[str, Candidate] = {}
         self._plan_failed = False
         # Waiting requests outside the plan, while vLLM schedules it.
         self._num_hidden = 0
@@ -60,8 +62,14 @@ class Stream2LLMScheduler(PreemptingScheduler):
         return {**super().limits(), "policy": self.scheduling_policy.name}
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
-        num_new_tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
-        return num_new_tokens if self._plan is None else self._plan.limit(request.request_id, num_new_tokens)
+        # vLLM asks for every request in every step.
+        if self._plan is not None:
+            num_new_tokens = self._plan.limit(request.request_id, num_new_tokens)
+            if not num_new_tokens:
+                return 0
+        if not self.num_open and not self.num_prefill_lookahead:
+            return num_new_tokens
+        return super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
 
     def get_request_counts(self) -> tuple[int, int]:
         num_running, num_waiting = super().get_request_counts()
@@ -99,8 +107,12 @@ class Stream2LLMScheduler(PreemptingScheduler):
         self._num_blocks_short = plan.num_blocks_short
         for victim in plan.victims:
             self._preempt_victim(victim)
-        with self._hand_over(plan), self._slots_of_parked(plan.num_tokens):
-            output = super().schedule(throttle_prefills)
+        hidden = self._show_only(plan)
+        try:
+            with self._slots_of_parked(plan.num_tokens):
+                output = super().schedule(throttle_prefills)
+        finally:
+            self._show_again(hidden)
         # A plan that did not come true (something it cannot see stood in the way) must not be made again for ever.
         self._plan_failed = bool(plan.num_tokens) and not output.num_scheduled_tokens
         return output
@@ -113,7 +125,7 @@ class Stream2LLMScheduler(PreemptingScheduler):
             entries = self.order.by_share(self.shares, lambda request_id: plan.num_tokens.get(request_id, 0))
         admits = self.scheduling_policy.looks_ahead
         for key, request in entries:
-            is_admitted = request.status == RequestStatus.RUNNING or request.num_computed_tokens > 0
+            is_admitted = request.status is RequestStatus.RUNNING or request.num_computed_tokens > 0
             if not is_admitted:
                 if only_holders:
                     continue
@@ -121,7 +133,31 @@ class Stream2LLMScheduler(PreemptingScheduler):
                     admits = admits and self._fits_to_the_end(request, plan)
                     if not admits:
                         continue
-            yield self._candidate(key, request)
+            elif (candidate := self._decoding.get(request.request_id)) is not None and self._decodes(
+                key, request, candidate
+            ):
+                yield candidate
+                continue
+            candidate = self._candidate(key, request)
+            if candidate.is_running and candidate.num_wanted == 1 and request.num_output_tokens:
+                self._decoding[request.request_id] = candidate
+            yield candidate
+
+    def _decodes(self, key: SortKey, request: Request, candidate: Candidate) -> bool:
+        """Whether what was a candidate for one more output token in an earlier step is that again."""
+        num_computed = request.num_computed_tokens
+        return (
+            candidate.key is key
+            and request.status is RequestStatus.RUNNING
+            and num_computed + 1 == request.num_tokens
+            and not request.num_output_placeholders
+            and not request.spec_token_ids
+            and num_computed + 1 + self.num_sampled_tokens_per_step <= self.max_model_len
+        )
+
+    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
+        self._decoding.pop(request.request_id, None)
+        return super()._free_request(request, delay_free_blocks=delay_free_blocks)
 
     def _fits_to_the_end(self, request: Request, plan: Plan) -> bool:
         """SVF's look-ahead: whether all that was admitted, and this one, can run to their ends in the memory there is.
@@ -284,43 +320,34 @@ class Stream2LLMScheduler(PreemptingScheduler):
             self.swap.reset_cache()
         return done
 
-    @contextmanager
-    def _hand_over(self, plan: Plan) -> Iterator[None]:
+    def _show_only(self, plan: Plan) -> _Hidden:
         """Lets vLLM see the waiting requests of the plan only, in the plan's order. Running ones need no hiding:
         `_reserve_prefill_lookahead` gives those outside the plan no tokens."""
-        served: dict[str, list[Request]] = {"waiting": [], "kv_holding_waiting": []}
+        waiting: list[Request] = []
+        holding: list[Request] = []
         for request_id in plan.num_tokens:
             request = self.requests[request_id]
-            if request.status != RequestStatus.RUNNING:
-                served["kv_holding_waiting" if self._holds_kv_blocks(request) else "waiting"].append(request)
-        hidden = {name: getattr(self, name) for name in served}
-        for name, requests in served.items():
-            visible = create_request_queue(self.policy)
-            for request in requests:
-                visible.add_request(request)
-            setattr(self, name, visible)
-        self._num_hidden = sum(map(len, hidden.values())) - sum(map(len, served.values()))
+            if request.status is not RequestStatus.RUNNING:
+                (holding if self._holds_kv_blocks(request) else waiting).append(request)
+        hidden = _Hidden(self.waiting, self.kv_holding_waiting, waiting, holding)
+        self._num_hidden = len(self.waiting) + len(self.kv_holding_waiting) - len(waiting) - len(holding)
+        self.waiting, self.kv_holding_waiting = self._queue_of(waiting), self._queue_of(holding)
         self._plan = plan
-        try:
-            yield
-        finally:
-            self._plan = None
-            self._num_hidden = 0
-            for name, queue in hidden.items():
-                self._restore(name, queue, served[name])
+        return hidden
 
-    def _restore(self, name: str, queue: Any, shown: list[Request]) -> None:
-        """Puts a full queue back: what vLLM admitted leaves it, what vLLM sent back to waiting joins it in front."""
-        visible = getattr(self, name)
-        setattr(self, name, queue)
-        if not shown and not visible:
-            return
-        remaining = list(visible)
-        for request in shown:
-            if request not in remaining:
-                queue.remove_request(request)
-        for request in reversed([request for request in remaining if request not in shown]):
-            queue.prepend_request(request)
+    def _queue_of(self, requests: list[Request]) -> Any:
+        queue = create_request_queue(self.policy)
+        for request in requests:
+            queue.add_request(request)
+        return queue
+
+    def _show_again(self, hidden: _Hidden) -> None:
+        self._plan = None
+        self._num_hidden = 0
+        waiting, holding = self.waiting, self.kv_holding_waiting
+        self.waiting, self.kv_holding_waiting = hidden.waiting, hidden.kv_holding_waiting
+        _merge(self.waiting, hidden.shown_waiting, waiting)
+        _merge(self.kv_holding_waiting, hidden.shown_holding, holding)
 
     @contextmanager
     def _slots_of_parked(self, served: Collection[str]) -> Iterator[None]:
@@ -344,6 +371,27 @@ class Stream2LLMScheduler(PreemptingScheduler):
     def _resident_elsewhere(self) -> set[str]:
         """Requests that the worker keeps state of, though they do not run."""
         return self._resident.difference(request.request_id for request in self.running)
+
+
+class _Hidden(NamedTuple):
+    """vLLM's queues while it sees others, and what those were made of."""
+
+    waiting: Any
+    kv_holding_waiting: Any
+    shown_waiting: list[Request]
+    shown_holding: list[Request]
+
+
+def _merge(queue: Any, shown: list[Request], remaining: Any) -> None:
+    """Brings a full queue up to date: what vLLM admitted of what it was shown leaves it, what vLLM sent back to waiting
+    joins it in front."""
+    left = list(remaining) if remaining else []
+    for request in shown:
+        if request not in left:
+            queue.remove_request(request)
+    for request in reversed(left):
+        if request not in shown:
+            queue.prepend_request(request)
 
 
 class AsyncStream2LLMScheduler(Stream2LLMScheduler, AsyncScheduler):

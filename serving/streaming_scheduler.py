@@ -35,6 +35,8 @@ class StreamingPromptScheduler(Scheduler):
 
     # vLLM's own, declared here for those who read types only.
     running: list[Request]
+    waiting: Any
+    kv_holding_waiting: Any
     num_waiting_for_streaming_input: int
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
@@ -416,9 +418,10 @@ class StreamingPromptScheduler(Scheduler):
         )
 
     def _record_admissions(self, output: SchedulerOutput) -> None:
-        admitted = {data.req_id for data in output.scheduled_new_reqs} | output.scheduled_cached_reqs.resumed_req_ids
-        if not admitted:
+        resumed = output.scheduled_cached_reqs.resumed_req_ids
+        if not output.scheduled_new_reqs and not resumed:
             return
+        admitted = {data.req_id for data in output.scheduled_new_reqs} | resumed
         # In the order in which vLLM admitted them; a set's own order differs from process to process.
         for request_id, num_tokens in output.num_scheduled_tokens.items():
             if request_id in admitted:

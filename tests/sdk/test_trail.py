@@ -92,7 +92,7 @@ def test_a_trail_is_a_sequence_of_its_events() -> None:
 
 
 def test_states_marks_and_ends_are_told_apart() -> None:
-    marks = {CHUNK, EventType.PROMPT_UPDATED, COMPLETE, FIRST}
+    marks = {CHUNK, EventType.PROMPT_UPDATED, COMPLETE, FIRST, EventType.RESUMED, EventType.POLICY_SWITCHED}
     assert {event for event in EventType if not event.is_state} == marks
     assert {event for event in EventType if event.is_terminal} == {FINISHED, ABORTED}
 
