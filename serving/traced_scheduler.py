@@ -1,0 +1,122 @@
+"""What happens to requests inside vLLM's scheduler, recorded: their trails, and in which order they were admitted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+from stream2llm_sdk.serving.kv_blocks import KVBlocks
+from stream2llm_sdk.serving.streaming_prompt import StreamingPrompt
+from stream2llm_sdk.serving.trail_recorder import TrailRecorder
+from stream2llm_sdk.trail import EventType
+
+__all__ = ["TracedScheduler"]
+
+
+class TracedScheduler(Scheduler):
+    """vLLM's scheduler with a trail of each request of the SDK."""
+
+    # vLLM's own, declared here for those who read types only.
+    running: list[Request]
+    waiting: Any
+    kv_holding_waiting: Any
+    num_waiting_for_streaming_input: int
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config, *args, **kwargs)
+        self.kv = KVBlocks(self.kv_cache_manager, self.block_size)
+        self.trail = TrailRecorder()
+        self.prompts: dict[str, StreamingPrompt] = {}
+        # Requests that the worker keeps state of. Only the V2 model runner has a fixed number of places for it.
+        self._resident: set[str] = set()
+        self._admission_order: dict[str, int] = {}
+        self._num_admitted = 0
+        self._scheduled_now: set[str] = set()
+
+    def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
+        num_tokens, num_blocks = request.num_computed_tokens, self.kv.num_held(request.request_id)
+        super()._preempt_request(request, timestamp, drop_stale_output)
+        self._resident.discard(request.request_id)
+        self._admission_order.pop(request.request_id, None)
+        prompt = self.prompts.get(request.request_id)
+        if prompt is not None:
+            prompt.preempted(num_tokens)
+            self._scheduled_now.discard(request.request_id)
+            self._record_preemption(request, num_tokens, num_blocks)
+
+    def _record_preemption(self, request: Request, num_tokens: int, num_blocks: int) -> None:
+        self.trail.state(
+            request.request_id, EventType.PREEMPTED_RECOMPUTE, num_tokens=num_tokens, num_blocks=num_blocks
+        )
+
+    def _record_step(self, output: SchedulerOutput) -> None:
+        self._record_admissions(output)
+        if not self.prompts:
+            return
+        prompts, requests, before = self.prompts, self.requests, self._scheduled_now
+        scheduled = set()
+        for request_id, num_tokens in output.num_scheduled_tokens.items():
+            prompt = prompts.get(request_id)
+            if prompt is not None:
+                start = requests[request_id].num_computed_tokens - num_tokens
+                prompt.computed(start, num_tokens)
+                if prompt.resumption is not None:
+                    self._note_resumed(request_id, prompt, start)
+                scheduled.add(request_id)
+                if request_id not in before:
+                    self.trail.state(request_id, EventType.SCHEDULED)
+        for request_id in before - scheduled:
+            self.trail.state(request_id, EventType.KV_ON_GPU)
+        self._scheduled_now = scheduled
+
+    def _note_resumed(self, request_id: str, prompt: StreamingPrompt, num_computed: int) -> None:
+        """Records that a preempted request has again what it had, once it has."""
+        back = prompt.resumption
+        if back is None or num_computed < back.target:
+            return
+        prompt.resumption = None
+        self.trail.mark(
+            request_id,
+            EventType.RESUMED,
+            num_loaded=back.num_loaded,
+            num_found=back.num_found,
+            num_recomputed=max(0, back.target - back.num_loaded - back.num_found),
+            actual_s=self.trail.clock.monotonic_s() - back.began_s,
+        )
+
+    def _record_admissions(self, output: SchedulerOutput) -> None:
+        resumed = output.scheduled_cached_reqs.resumed_req_ids
+        if not output.scheduled_new_reqs and not resumed:
+            return
+        admitted = {data.req_id for data in output.scheduled_new_reqs} | resumed
+        # In the order in which vLLM admitted them; a set's own order differs from process to process.
+        for request_id, num_tokens in output.num_scheduled_tokens.items():
+            if request_id in admitted:
+                request = self.requests[request_id]
+                self._record_admission(request, request.num_computed_tokens - num_tokens)
+
+    def _record_admission(self, request: Request, num_computed: int) -> None:
+        request_id = request.request_id
+        self._resident.add(request_id)
+        if request_id not in self._admission_order:
+            self._admission_order[request_id] = self._num_admitted
+            self._num_admitted += 1
+            if (prompt := self.prompts.get(request_id)) is not None:
+                prompt.num_tokens_cached += num_computed
+
+    def _record_state(self, request: Request, state: EventType) -> None:
+        self._scheduled_now.discard(request.request_id)
+        self.trail.state(request.request_id, state)
+
+    def _update_request_with_output(
+        self, request: Request, new_token_ids: list[int], is_stale: bool = False
+    ) -> tuple[list[int], bool]:
+        prompt = self.prompts.get(request.request_id)
+        if prompt is not None:
+            assert not prompt.is_open, f"{request.request_id}: sampled while its prompt is open"
+            if request.num_output_tokens == 0:
+                self.trail.mark(request.request_id, EventType.FIRST_TOKEN)
+        return super()._update_request_with_output(request, new_token_ids, is_stale)
