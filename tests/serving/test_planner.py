@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stream2llm_sdk.serving.fair_share import BlockShares, FairShare
 from stream2llm_sdk.serving.kv_blocks import CacheHit
 from stream2llm_sdk.serving.planner import Candidate, Limits, Plan, Planner
 from stream2llm_sdk.serving.victims import IdleFirst
@@ -208,6 +209,46 @@ def test_the_watermark_stays_free_when_a_request_is_admitted_beside_others() -> 
 
 def test_lookahead_slots_need_blocks_too() -> None:
     assert plan([candidate("a", 1, 8)], Blocks(2), lookahead_tokens=1).num_tokens == {"a": 7}
+
+
+# ---- tenants ------------------------------------------------------------------------------------------------------
+
+
+def block_shares(held: dict[str, int], first: str | None = None, num_blocks: int = 20) -> BlockShares:
+    """Two tenants, each with a half."""
+    shares = FairShare()
+    for tenant in ("many", "one"):
+        shares.joined(tenant)
+    return BlockShares(shares, num_blocks, lambda: held, first)
+
+
+def test_a_tenant_within_its_share_takes_from_one_beyond_it_whatever_the_order() -> None:
+    blocks = Blocks(0, held={"m1": 8, "m2": 8, "o1": 2})
+    many = [candidate(f"m{i}", i, 0, num_computed=32, is_running=True, tenant="many") for i in (1, 2)]
+    one = candidate("o1", 9, 8, num_computed=8, is_running=True, tenant="one")
+    made = plan([*many, one], blocks, num_tokens=8, shares=block_shares({"many": 16, "one": 2}, first="m1"))
+    assert made.num_tokens == {"o1": 8}
+    assert names(made.victims) == ["m2"], "never the first of all"
+
+
+def test_a_tenant_beyond_its_share_takes_nothing_from_one_within_it() -> None:
+    blocks = Blocks(0, held={"m1": 16, "idle": 4})
+    many = candidate("m1", 1, 8, num_computed=64, is_running=True, tenant="many")
+    other = idle("idle", 2, 16, tenant="one")
+    made = plan([many, other], blocks, shares=block_shares({"many": 16, "one": 4}))
+    assert (made.num_tokens, made.victims) == ({}, [])
+    made = plan([many, other], blocks, shares=block_shares({"many": 16, "one": 4}, first="m1"))
+    assert made.num_tokens == {"m1": 8}, "but the first of all always gets on"
+
+
+def test_a_holder_that_has_not_got_further_since_it_lost_its_kv_is_spared() -> None:
+    blocks = Blocks(1, held={"guarded": 3})
+    guarded = candidate("guarded", 5, 4, num_computed=12, is_running=True, is_guarded=True)
+    served, waiting = candidate("served", 1, 4), candidate("waiting", 2, 8)
+    assert plan([served, waiting, guarded], blocks).victims == []
+    made = plan([waiting, guarded], Blocks(0, held={"guarded": 3}))
+    assert names(made.victims) == ["guarded"], "where nobody would be served otherwise it is taken"
+    assert made.num_tokens == {"waiting": 8}
 
 
 # ---- slots --------------------------------------------------------------------------------------------------------
