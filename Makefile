@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 WHEEL_SITE := build/wheel-site
 DEMO_ARGS ?=
 
-.PHONY: setup demo test test-fast test-engine test-upstream lint format types bench constraints clean
+.PHONY: setup demo test test-fast test-engine test-soak test-upstream lint format types bench constraints clean
 
 setup: $(READY)
 
@@ -33,6 +33,10 @@ test-fast: setup
 test-engine: setup
 	$(BIN)/python -m pytest -m engine tests/sdk tests/retrievers
 	$(BIN)/python -m pytest -m engine tests/serving
+
+# More than 20,000 requests through the state machine.
+test-soak: setup
+	STREAM2LLM_EXAMPLES=160 $(BIN)/python -m pytest -s tests/serving/test_state_machine.py
 
 # vLLM's own scheduler tests, from its source archive, with this project's scheduler in place of vLLM's.
 test-upstream: setup

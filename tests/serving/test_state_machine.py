@@ -1,7 +1,8 @@
 """Random lives of many requests on vLLM's real scheduler and KV manager, checked after every step.
 
 Hypothesis decides what is sent and after which step, in every configuration; the executor without a model checks the
-content of all KV that is read. `STREAM2LLM_SOAK_EXAMPLES=500` runs that many fresh examples in each configuration.
+content of all KV that is read. `STREAM2LLM_EXAMPLES=160` runs that many examples in each configuration, 20,000 requests
+and more in all; `STREAM2LLM_SOAK_EXAMPLES=500` so many fresh ones, other ones each time.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ MAX_IDLE_STEPS = 4  # results and endings are taken notice of in steps that comp
 Pieces = list[tuple[int, int]]
 
 SOAK_EXAMPLES = int(os.environ.get("STREAM2LLM_SOAK_EXAMPLES", "0"))
-EXAMPLES = SOAK_EXAMPLES or 24
+EXAMPLES = SOAK_EXAMPLES or int(os.environ.get("STREAM2LLM_EXAMPLES", "24"))
 CONFIGURATIONS = [
     pytest.param(asynchronous, runner, policies, id=f"{'async' if asynchronous else 'sync'}-{runner}-{name}")
     for asynchronous in (False, True)
@@ -461,4 +462,5 @@ def test_the_lives_were_many_and_hard(totals: list[Counter[str]]) -> None:
         pytest.skip("needs the lives of all configurations")
     total = sum(totals, Counter())
     print(dict(total))
-    assert {name: total[name] for name, minimum in MIN_TOTALS.items() if total[name] < minimum} == {}
+    scale = max(1.0, EXAMPLES / 16)
+    assert {name: total[name] for name, minimum in MIN_TOTALS.items() if total[name] < minimum * scale} == {}
