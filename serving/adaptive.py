@@ -52,6 +52,7 @@ class Adaptive:
 
     name = "ADAPTIVE"
     plans_plain_requests = True
+    plans_when_short = True
     follows_progress = True
     uses_forecasts = True
     looks_ahead = False

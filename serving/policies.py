@@ -74,6 +74,7 @@ class SchedulingPolicy(Protocol):
         name: as in `SCHEDULER_TYPE`.
         plans_plain_requests: whether steps without any open stream are planned too. Where a policy's order of plain
             requests is vLLM's own, such steps are left to vLLM.
+        plans_when_short: whether steps without any open stream are planned when memory is short.
         follows_progress: whether keys change with the tokens that a step computes.
         uses_forecasts: whether keys depend on what is expected of open prompts or of outputs.
         looks_ahead: whether a request is admitted only if all that were admitted can end in the memory there is.
@@ -81,6 +82,7 @@ class SchedulingPolicy(Protocol):
 
     name: str
     plans_plain_requests: bool
+    plans_when_short: bool
     follows_progress: bool
     uses_forecasts: bool
     looks_ahead: bool
@@ -93,6 +95,7 @@ class SchedulingPolicy(Protocol):
 class _Policy:
     name: str
     plans_plain_requests = False
+    plans_when_short = True
     follows_progress = False
     uses_forecasts = False
     looks_ahead = False
@@ -102,6 +105,7 @@ class DefaultVLLM(_Policy):
     """vLLM's own order: what runs goes before what waits; a waiting request never preempts a running one."""
 
     name = "DEFAULT_VLLM"
+    plans_when_short = False
 
     def key(self, standing: Standing) -> Key:
         return (not standing.is_admitted, standing.request.priority)

@@ -90,11 +90,22 @@ class Stream2LLMScheduler(PreemptingScheduler):
         return output
 
     def _needs_plan(self) -> bool:
-        """Whether vLLM's own step could go wrong: streams are open, or finished ones still wait with their KV. vLLM
-        takes KV from running requests only, and never gets on when all of it is held by requests that wait."""
-        if self.num_open or self.scheduling_policy.plans_plain_requests or self.shares.num_tenants > 1:
+        """Whether vLLM's own step could go wrong: streams are open, or finished ones still wait with their KV (vLLM
+        takes KV from running requests only, and never gets on when all of it is held by requests that wait), or
+        memory could run out, where vLLM's requests would preempt each other again and again."""
+        policy = self.scheduling_policy
+        if self.num_open or policy.plans_plain_requests or self.shares.num_tenants > 1:
+            return True
+        if self.prompts and policy.plans_when_short and self.kv.num_free < self._most_blocks_of_step:
             return True
         return any(request.request_id in self.prompts for request in self.kv_holding_waiting)
+
+    @property
+    def _most_blocks_of_step(self) -> int:
+        """No step takes more blocks: those of its tokens, and one that is begun for each request and group."""
+        num_groups = len(self.kv_cache_config.kv_cache_groups)
+        num_tokens = self.max_num_scheduled_tokens + self.num_lookahead_tokens * self.max_num_running_reqs
+        return num_groups * (num_tokens // self.block_size + len(self.running) + len(self.waiting) + 1)
 
     def _schedule_planned(self, throttle_prefills: bool) -> SchedulerOutput:
         if self._uses_forecasts:

@@ -50,7 +50,7 @@ class StreamingPrompt:
         num_tokens_computed: tokens run through the model for it.
         num_tokens_recomputed: those of them that had been computed before for the same prompt prefix.
         num_tokens_invalidated: computed tokens that updates made void.
-        num_tokens_cached: tokens found in the prefix cache at admission.
+        num_tokens_cached: tokens found in the prefix cache that it had not had before.
         num_tokens_loaded: tokens that came back from host memory.
         num_preemptions: how often its KV was taken away.
         num_tokens_lost: tokens that it had when its KV was taken away, until it is admitted again.
@@ -76,6 +76,7 @@ class StreamingPrompt:
     num_tokens_lost: int = 0
     resumption: Resumption | None = None
     _high_water: int = 0
+    _known: int = 0
     _guard: int = 0
 
     @classmethod
@@ -110,6 +111,11 @@ class StreamingPrompt:
         self.resumption = None
         self._guard = max(self._guard, num_computed)
 
+    def found(self, num_tokens: int) -> None:
+        """Counts what it was admitted with: what the prefix cache gave it, but for what it had and lost."""
+        self.num_tokens_cached += max(0, num_tokens - self._known)
+        self._known = max(self._known, num_tokens)
+
     def computed(self, start: int, num_tokens: int) -> None:
         """Counts a step over positions [start, start + num_tokens)."""
         end, high_water = start + num_tokens, self._high_water
@@ -118,12 +124,15 @@ class StreamingPrompt:
             self.num_tokens_recomputed += min(end, high_water) - start
         if end > high_water:
             self._high_water = end
+        if end > self._known:
+            self._known = end
 
     def invalidated_from(self, lcp: int, num_computed: int) -> int:
         """Counts what an update with this LCP makes void, of `num_computed` tokens that hold KV."""
         num_invalidated = max(0, num_computed - lcp)
         self.num_tokens_invalidated += num_invalidated
         self._high_water = min(self._high_water, lcp)
+        self._known = min(self._known, lcp)
         self._guard = min(self._guard, lcp)
         self.num_tokens_lost = min(self.num_tokens_lost, lcp)
         if self.resumption is not None:

@@ -105,7 +105,7 @@ class TracedScheduler(Scheduler):
             self._admission_order[request_id] = self._num_admitted
             self._num_admitted += 1
             if (prompt := self.prompts.get(request_id)) is not None:
-                prompt.num_tokens_cached += num_computed
+                prompt.found(num_computed)
 
     def _record_state(self, request: Request, state: EventType) -> None:
         self._scheduled_now.discard(request.request_id)

@@ -99,10 +99,10 @@ def test_swapped_kv_comes_back_and_nothing_is_computed_again(driver: CoreDriver)
     (records,) = driver.call("trail", [[names[0]]]).values()
     by_type = {record[0]: record[3] for record in records}
     assert by_type["PREEMPTED_SWAP"]["num_tokens"] == held - 1
-    end = by_type["FINISHED"]
-    assert end["num_tokens_recomputed"] == 0
-    assert end["num_tokens_loaded"] + end["num_tokens_cached"] == held - 1
-    assert end["num_tokens_loaded"] > 0
+    resumed, end = by_type["RESUMED"], by_type["FINISHED"]
+    assert resumed["num_loaded"] + resumed["num_found"] == held - 1
+    assert resumed["num_recomputed"] == end["num_tokens_recomputed"] == end["num_tokens_cached"] == 0
+    assert end["num_tokens_loaded"] == resumed["num_loaded"] > 0
     for name in names:
         assert driver.outputs[name] == sent_whole(driver, f"whole-{name}", prompts.now[name], 8)
 
