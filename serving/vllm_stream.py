@@ -319,6 +319,8 @@ class Stream2LLMStream:
                 if output.finish_reason is not None:
                     self._ended = True
                     self._engine.forget(self)
+                    if self._end_reason is not None:
+                        raise self._end_reason
                 yield output
             if self._aborted and not self._ended:
                 self._ended = True

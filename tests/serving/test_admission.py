@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from typing import Any
 
@@ -465,3 +466,18 @@ async def test_a_stream_that_nobody_feeds_is_ended_with_a_reason() -> None:
                 await operation
         with pytest.raises(StreamIdleError):
             _ = [output async for output in stream]
+
+
+async def test_who_reads_a_stream_that_nobody_feeds_is_told_why_it_ended() -> None:
+    async with FakeEngine(stream_limits=StreamLimits(idle_timeout_s=1e-9)) as engine:
+        stream = await engine.open([1, 2, 3])
+
+        async def read() -> None:
+            async for _ in stream:
+                pass
+
+        reading = asyncio.create_task(read())
+        await asyncio.sleep(0.01)
+        await engine.expire()
+        with pytest.raises(StreamIdleError):
+            await reading
