@@ -17,7 +17,7 @@ from stream2llm_sdk.errors import (
     UnknownRequestError,
 )
 
-__all__ = ["Admission", "StreamLimits"]
+__all__ = ["DEFAULT_LIMITS", "Admission", "StreamLimits"]
 
 _RECENT_S = 60.0
 _MAX_RECENT = 64
@@ -57,6 +57,10 @@ class StreamLimits:
             is_number = isinstance(value, kinds) and not isinstance(value, bool)
             if value is not None and not (is_number and 0 < value < math.inf):
                 raise ConfigurationError(f"{field.name}={value!r}: give {wanted}, or None for no limit")
+
+
+DEFAULT_LIMITS = StreamLimits(max_open_streams=1_000, max_waiting_requests=4_000)
+"""What an engine takes unless told otherwise: more would only wait in its queues."""
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from stream2llm_sdk.errors import (
     Stream2LLMError,
 )
 from stream2llm_sdk.main_guard import require_main_guard
-from stream2llm_sdk.serving.admission import Admission, StreamLimits
+from stream2llm_sdk.serving.admission import DEFAULT_LIMITS, Admission, StreamLimits
 from stream2llm_sdk.serving.engine import EngineLimits, StreamOutput
 from stream2llm_sdk.serving.lcp import TokenArray
 from stream2llm_sdk.serving.options import SchedulingOptions
@@ -63,7 +63,8 @@ class Stream2LLMEngine:
         max_model_len: prompt and answer together, in tokens; left out, what the model was trained for.
         enable_prefix_caching: whether KV of ended requests is found again by prompts that begin alike.
         metrics: what is fed with the trails of ended requests and, by `observe_metrics`, with how the engine stands.
-        limits: how much may be open at once, and how long a stream may wait for its next chunk.
+        limits: how much may be open at once, and how long a stream may wait for its next chunk; left out, a thousand
+            open streams and four thousand complete requests. What is over it is refused with EngineBusyError.
         progress: called with one line when the engine starts and when it is ready; left out, the lines go to
             stderr; None for silence.
         engine_args: any other of vLLM's `AsyncEngineArgs`. Some cannot be combined with streaming prompts and are
@@ -100,7 +101,7 @@ class Stream2LLMEngine:
         self._limits: EngineLimits | None = None
         self._on_cpu = False
         self._streams: dict[str, Stream2LLMStream] = {}
-        self.admission = Admission(limits or StreamLimits())
+        self.admission = Admission(limits or DEFAULT_LIMITS)
         self.metrics = metrics
         self._unmeasured: list[Stream2LLMStream] = []
         self._start_lock = asyncio.Lock()

@@ -34,6 +34,7 @@ from scheduler_checks import SchedulerChecks, snapshot
 from vllm.v1.core.sched.interface import PauseState
 
 from stream2llm_sdk.serving.policies import POLICIES
+from stream2llm_sdk.serving.simulator.clock import VirtualClock
 from stream2llm_sdk.serving.simulator.host_memory import CheckedSwap
 from stream2llm_sdk.serving.swap import swap_config
 from stream2llm_sdk.serving.victims import VICTIM_ORDERS
@@ -89,15 +90,16 @@ def text(pieces: Pieces, limit: int = MAX_MODEL_LEN - 1) -> list[int]:
 class StepClock:
     """Time that passes with the steps: what depends on it happens again in the same way."""
 
-    def __init__(self) -> None:
+    def __init__(self, copies: VirtualClock) -> None:
         self.now_s = 1_000.0
+        self.copies = copies  # moved by copies between the device and the host
 
     def monotonic_s(self) -> float:
         self.now_s += 1e-6
-        return self.now_s
+        return self.now_s + self.copies.now_s
 
     def wall_s(self) -> float:
-        return self.now_s
+        return self.now_s + self.copies.now_s
 
 
 class MixedPrompts(Prompts):
@@ -146,6 +148,7 @@ class PromptMachine(RuleBasedStateMachine):
         num_tenants=st.sampled_from([1, 1, 2, 3]),
         num_host_blocks=st.sampled_from([0, 0, 3, 12, 100]),
         preemption=st.sampled_from(["cost", "swap", "swap", "recompute"]),
+        seconds_per_block=st.sampled_from([0.0, 0.5]),
         long_prefill=st.sampled_from([0, 0, 6]),
         watermark=st.sampled_from([0.0, 0.0, 0.1]),
         ends_early=st.booleans(),
@@ -166,6 +169,7 @@ class PromptMachine(RuleBasedStateMachine):
         num_tenants: int,
         num_host_blocks: int,
         preemption: str,
+        seconds_per_block: float,
         long_prefill: int,
         watermark: float,
         ends_early: bool,
@@ -199,8 +203,9 @@ class PromptMachine(RuleBasedStateMachine):
             },
             **({"kv_transfer_config": swap_config(num_host_blocks=num_host_blocks)} if num_host_blocks else {}),
         )
-        self.driver.executor.kv_transfer = CheckedSwap()
-        self.clock = self.driver.scheduler.trail.clock = StepClock()
+        copies = self.driver.executor.clock
+        self.driver.executor.kv_transfer = CheckedSwap(copies, out_s=seconds_per_block, in_s=seconds_per_block)
+        self.clock = self.driver.scheduler.trail.clock = StepClock(copies)
         if ends_early:
             self.driver.executor.sampling_rule = replace(self.driver.executor.sampling_rule, eos_period=EOS_PERIOD)
         self.prompts = MixedPrompts(self.driver)
