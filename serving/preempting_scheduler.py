@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import Any
 
@@ -9,6 +10,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from stream2llm_sdk.serving.adaptive import Adaptive
+from stream2llm_sdk.serving.calibration import hardware_name
 from stream2llm_sdk.serving.cost_correction import CostTerm, OnlineCorrection
 from stream2llm_sdk.serving.cost_model import (
     UNMEASURED_CPU,
@@ -62,7 +64,11 @@ class PreemptingScheduler(OrderedScheduler):
 
     def _cost_model(self, vllm_config: Any) -> CostModel:
         if path := self.options.get("cost_model"):
-            return load_cost_model(path)
+            measured = load_cost_model(path)
+            hardware = hardware_name(vllm_config.parallel_config.world_size)
+            if mismatch := measured.mismatch(hardware, str(vllm_config.model_config.model)):
+                logging.getLogger("stream2llm_sdk").warning("%s", mismatch)
+            return measured
         config = vllm_config.model_config.hf_text_config
         per_token, per_pair = model_flops(config)
         page_bytes = sum(

@@ -52,7 +52,7 @@ MAX_IDLE_STEPS = 4  # results and endings are taken notice of in steps that comp
 Pieces = list[tuple[int, int]]
 
 SOAK_EXAMPLES = int(os.environ.get("STREAM2LLM_SOAK_EXAMPLES", "0"))
-EXAMPLES = SOAK_EXAMPLES or int(os.environ.get("STREAM2LLM_EXAMPLES", "24"))
+EXAMPLES = SOAK_EXAMPLES or int(os.environ.get("STREAM2LLM_EXAMPLES", "16"))
 CONFIGURATIONS = [
     pytest.param(asynchronous, runner, policies, id=f"{'async' if asynchronous else 'sync'}-{runner}-{name}")
     for asynchronous in (False, True)
