@@ -52,7 +52,7 @@ MAX_IDLE_STEPS = 4  # results and endings are taken notice of in steps that comp
 Pieces = list[tuple[int, int]]
 
 SOAK_EXAMPLES = int(os.environ.get("STREAM2LLM_SOAK_EXAMPLES", "0"))
-EXAMPLES = SOAK_EXAMPLES or int(os.environ.get("STREAM2LLM_EXAMPLES", "16"))
+EXAMPLES = SOAK_EXAMPLES or int(os.environ.get("STREAM2LLM_EXAMPLES", "20"))
 CONFIGURATIONS = [
     pytest.param(asynchronous, runner, policies, id=f"{'async' if asynchronous else 'sync'}-{runner}-{name}")
     for asynchronous in (False, True)
@@ -467,5 +467,5 @@ def test_the_lives_were_many_and_hard(totals: list[Counter[str]]) -> None:
         pytest.skip("needs the lives of all configurations")
     total = sum(totals, Counter())
     print(dict(total))
-    scale = max(1.0, EXAMPLES / 16)
+    scale = max(1.0, EXAMPLES / 20)
     assert {name: total[name] for name, minimum in MIN_TOTALS.items() if total[name] < minimum * scale} == {}
