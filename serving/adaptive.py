@@ -99,6 +99,6 @@ class Adaptive:
         voided = self.invalidated_share
         if voided > (0.3 if now == LCAS.name else 0.5) and self._used > 0.5:
             return LCAS.name, f"updates make {voided:.0%} of the computed tokens void, {self._used:.0%} of memory used"
-        if self._backlog > (1.0 if now == SRPF.name else 3.0):
+        if self._backlog > (0.5 if now == SRPF.name else 1.5):
             return SRPF.name, f"{self._backlog:.1f} complete requests wait on average"
         return FCFS.name, f"{self._backlog:.1f} complete requests wait on average, {voided:.0%} made void"

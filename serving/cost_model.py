@@ -319,20 +319,40 @@ def default_cost_model(
     )
 
 
+# What families of models call the same thing.
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+_HIDDEN = ("hidden_size", "n_embd", "d_model")
+_HEADS = ("num_attention_heads", "n_head", "num_heads")
+_WIDTH = ("moe_intermediate_size", "intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size")
+
+
 def model_flops(config: Any) -> tuple[float, float]:
     """(FLOP per token, FLOP per (query, key) pair) of a dense decoder, from its Hugging Face text config.
 
     Counts the attention projections and a gated feed-forward block of three matrices in every layer; the output layer
-    runs for one token of a prompt only. For a mixture of experts, counts the experts that one token passes.
+    runs for one token of a prompt only. For a mixture of experts, counts the experts that one token passes. What a
+    config does not say is taken as the most common: it is an estimate, and a model that is described in another way is
+    served all the same.
     """
-    layers, hidden = config.num_hidden_layers, config.hidden_size
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or hidden // heads
-    experts = getattr(config, "num_experts_per_tok", None) or 1
-    width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    layers, hidden = _first(config, _LAYERS) or 1, _first(config, _HIDDEN) or 1024
+    heads = _first(config, _HEADS) or 1
+    kv_heads = _first(config, ("num_key_value_heads",)) or heads
+    head_dim = _first(config, ("head_dim",)) or max(1, hidden // heads)
+    experts = _first(config, ("num_experts_per_tok",)) or 1
+    width = _first(config, _WIDTH) or 4 * hidden
     weights = 2 * hidden * head_dim * (heads + kv_heads) + 3 * hidden * width * experts
     return 2.0 * layers * weights, 4.0 * layers * heads * head_dim
+
+
+def _first(config: Any, names: Sequence[str]) -> int | None:
+    """The first of these fields that is a positive number; of a field that differs by layer, the largest."""
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, (list, tuple)) and value and all(isinstance(part, int) for part in value):
+            value = max(value)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
 
 
 # The published set-up: Llama-3.1-8B on two H200 with tensor parallelism; 16-bit KV of 32 layers, 8 KV heads of 128.

@@ -244,6 +244,24 @@ def test_a_models_operations_follow_from_its_configuration() -> None:
     assert per_pair == 4 * 32 * 4096
 
 
+@pytest.mark.parametrize(
+    ("config", "per_pair"),
+    [
+        ({"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "ffn_dim": 3072}, 4 * 12 * 768),
+        ({"n_layer": 6, "n_embd": 512, "n_head": 8}, 4 * 6 * 512),
+        (
+            {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": [4, 8], "intermediate_size": [9, 99]},
+            1024,
+        ),
+        ({}, 4 * 1024),
+    ],
+)
+def test_a_model_described_in_another_way_is_estimated_too(config: dict[str, Any], per_pair: float) -> None:
+    per_token, pairs = model_flops(SimpleNamespace(**config))
+    assert pairs == per_pair
+    assert per_token > 0
+
+
 def test_an_estimate_is_for_the_device_it_names() -> None:
     estimate = default_cost_model(1000, flops_per_token=1e9, flops_per_pair=1e4, device=UNMEASURED_CPU, model="m")
     assert (estimate.hardware, estimate.model) == (UNMEASURED_CPU.hardware, "m")
