@@ -158,8 +158,8 @@ class OrderedScheduler(StreamingPromptScheduler):
                 self._reorder(request)
 
     def sort_key(self, request: Request) -> SortKey:
-        """The policy's key, and behind it vLLM's own order: admitted ones as they were admitted, then preempted ones,
-        then as they came."""
+        """The policy's key, and behind it vLLM's own order: admitted ones as they were admitted, others that hold KV,
+        then preempted ones, then as they came."""
         request_id = request.request_id
         admission = self._admission_order.get(request_id)
         is_admitted = request.status == RequestStatus.RUNNING or request.num_computed_tokens > 0
@@ -167,8 +167,8 @@ class OrderedScheduler(StreamingPromptScheduler):
         if admission is not None and is_admitted:
             return (*key, 0, admission)
         if (front := self._front.get(request_id)) is not None:
-            return (*key, 1, front)
-        return (*key, 2, self._sequence.get(request_id, 0))
+            return (*key, 2, front)
+        return (*key, 1 if self._holds_kv_blocks(request) else 3, self._sequence.get(request_id, 0))
 
     def standing(self, request: Request, is_admitted: bool) -> Standing:
         """What the policy may know of a request."""
