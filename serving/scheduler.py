@@ -183,7 +183,8 @@ class Stream2LLMScheduler(PreemptingScheduler):
                 together.append(other)
         if len(together) == 1:
             return True
-        return fits_to_the_end(map(self._memory, together), self.kv.num_total * self.block_size)
+        num_groups = len(self.kv_cache_config.kv_cache_groups)  # each keeps blocks of its own for the same tokens
+        return fits_to_the_end(map(self._memory, together), self.kv.num_total * self.block_size / num_groups)
 
     def _memory(self, request: Request) -> tuple[float, float]:
         """Tokens of its final prompt and of its output so far, and the output still to come."""
@@ -260,14 +261,21 @@ class Stream2LLMScheduler(PreemptingScheduler):
         )
 
     def _block_shares(self, num_slots: int) -> BlockShares:
+        return BlockShares(self.shares, self.kv.num_total, self._blocks_by_tenant, self._first_to_get_on(num_slots))
+
+    def _first_to_get_on(self, num_slots: int) -> str | None:
+        """The first request in the order that nothing but memory could hold up. One that a look-ahead keeps out is not:
+        it would protect nobody."""
+        only_admitted = self.scheduling_policy.looks_ahead
         first = None
         for _, request in self.order:
             running = request.status == RequestStatus.RUNNING
             keeps_slot = running or (self.use_v2_model_runner and request.request_id in self._resident)
             if (running or self._is_ready(request)) and (keeps_slot or num_slots > 0):
-                first = request.request_id
-                break
-        return BlockShares(self.shares, self.kv.num_total, self._blocks_by_tenant, first)
+                if not only_admitted or running or request.num_computed_tokens:
+                    return request.request_id
+                first = first or request.request_id
+        return first
 
     def _blocks_by_tenant(self) -> Counter[str]:
         counts: Counter[str] = Counter()

@@ -450,9 +450,12 @@ class Stream2LLMEngine:
                 self.forget(stream)
 
     async def _end_idle_streams(self) -> None:
+        for stream in self._streams.values():
+            if stream.is_being_updated:
+                self.admission.touched(stream.request_id)  # its chunk came in time, whenever the engine takes it
         for request_id, error in self.admission.expired().items():
-            if (stream := self._streams.get(request_id)) is not None:
-                await stream.abort(error)
+            if (idle := self._streams.get(request_id)) is not None:
+                await idle.abort(error)
 
 
 def _print_to_stderr(line: str) -> None:

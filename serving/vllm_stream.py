@@ -131,6 +131,11 @@ class Stream2LLMStream:
         return self._ended or self._aborted
 
     @property
+    def is_being_updated(self) -> bool:
+        """Whether an update is on its way to the engine."""
+        return self._operation is not None and not self._operation.done()
+
+    @property
     def end_reason(self) -> str | None:
         """Why the engine itself ended the stream ('idle'); None where it did not."""
         return "idle" if isinstance(self._end_reason, StreamIdleError) else None

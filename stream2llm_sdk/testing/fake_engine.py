@@ -111,9 +111,12 @@ class FakeEngine:
 
     async def expire(self) -> None:
         """Ends the streams that got no chunk for `idle_timeout_s`."""
+        for stream in self._streams.values():
+            if stream.is_being_updated:
+                self.admission.touched(stream.request_id)  # its chunk came in time, whenever the engine takes it
         for request_id, error in self.admission.expired().items():
-            if (stream := self._streams.get(request_id)) is not None:
-                await stream.abort(error)
+            if (idle := self._streams.get(request_id)) is not None:
+                await idle.abort(error)
 
     def die(self) -> None:
         """Ends as if the engine's core process had: every open stream raises EngineDeadError."""

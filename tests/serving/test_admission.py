@@ -481,3 +481,16 @@ async def test_who_reads_a_stream_that_nobody_feeds_is_told_why_it_ended() -> No
         await engine.expire()
         with pytest.raises(StreamIdleError):
             await reading
+
+
+@pytest.mark.parametrize("what", ["append", "replace", "finish"])
+async def test_a_chunk_that_is_on_its_way_is_a_sign_of_life(what: str) -> None:
+    async with FakeEngine(stream_limits=StreamLimits(idle_timeout_s=0.05)) as engine:
+        stream = await engine.open([1, 2, 3], mode="update")
+        engine.pause()
+        update = asyncio.create_task(getattr(stream, what)([4]))
+        await asyncio.sleep(0.1)
+        await engine.expire()
+        engine.resume()
+        await update
+        assert engine.num_open_streams == 1
