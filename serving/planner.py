@@ -84,6 +84,8 @@ class Plan:
     Attributes:
         num_tokens: tokens by request id, in the order of rank.
         victims: whose KV goes, in the order of eviction.
+        is_forced: whether nobody could have been served by the rules, so that one takes what it needs from whoever
+            has it.
         num_blocks_short: blocks that it takes beyond those that were free.
         nothing_to_compute: requests of which the prefix cache turned out to hold all that may be computed now.
         trimmed: requests that got less than they wanted.
@@ -93,6 +95,7 @@ class Plan:
     victims: list[Request] = field(default_factory=list)
     nothing_to_compute: list[Request] = field(default_factory=list)
     trimmed: set[str] = field(default_factory=set)
+    is_forced: bool = False
     num_blocks_short: int = 0
 
     def limit(self, request_id: str, num_wanted: int) -> int:
@@ -114,6 +117,9 @@ class Planner:
     one that the plan already serves. What is at the top of the order can take everything else, so it always makes
     progress. A holder that was preempted before and has not got further since loses its KV only where nobody would
     be served otherwise.
+
+    Where the rules serve nobody (what is first waits for the place of one that waits for its memory), the first in the
+    order that can gets a place and memory from whoever has them.
     """
 
     def __init__(self, kv: KVBlocks, victim_order: VictimOrder) -> None:
@@ -147,6 +153,7 @@ class _Walk:
     def run(self, candidates: Iterable[Candidate]) -> Plan:
         has_slot, served = self.kv.has_slot, self.plan.num_tokens
         lookahead = self.limits.lookahead_tokens
+        stuck: list[Candidate] = []
         for candidate in candidates:
             if (
                 candidate.is_running and candidate.num_wanted == 1 and candidate.is_ready
@@ -163,8 +170,22 @@ class _Walk:
                 self._consider(candidate)
                 if self.num_tokens <= 0:
                     break
+                if not served:
+                    stuck.append(candidate)
+        if not served:
+            self._force(stuck)
         self.plan.num_blocks_short = max(0, self._num_taken - self.kv.num_free)
         return self.plan
+
+    def _force(self, stuck: list[Candidate]) -> None:
+        """Serves the first of these that can be, against the rules."""
+        self.plan.is_forced = True
+        for candidate in stuck:
+            if candidate.request not in self.plan.nothing_to_compute:
+                self._consider(candidate)
+                if self.plan.num_tokens:
+                    return
+        self.plan.is_forced = False
 
     def _consider(self, candidate: Candidate) -> None:
         request = candidate.request
@@ -244,7 +265,7 @@ class _Walk:
 
     def _take_slot(self, candidate: Candidate, victims: list[tuple[Candidate, int]]) -> bool:
         for victim in self._victims_for(candidate, 0):
-            if victim.frees_slot and victim.is_idle:
+            if victim.frees_slot and (victim.is_idle or self.plan.is_forced):
                 victims.append((victim, self.kv.num_reclaimable(victim.request.request_id)))
                 return True
         return False
@@ -278,6 +299,8 @@ class _Walk:
             return False
         if holder.request is candidate.request:
             return False
+        if self.plan.is_forced:
+            return True
         is_later = holder.is_idle or holder.key > candidate.key
         shares = self.limits.shares
         if shares is not None and holder.tenant != candidate.tenant:

@@ -114,7 +114,9 @@ class SchedulerChecks:
             for victim in plan.victims:
                 key, is_idle = keys[victim.request_id]
                 first = min(keys[request_id][0] for request_id in plan.num_tokens)
-                assert is_idle or key > first or limits.shares, "KV is taken for requests that come later"
+                assert is_idle or key > first or limits.shares or plan.is_forced, (
+                    "KV is taken for requests that come later"
+                )
             plans.append(plan)
             return plan
 

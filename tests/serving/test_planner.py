@@ -232,13 +232,15 @@ def test_a_tenant_within_its_share_takes_from_one_beyond_it_whatever_the_order()
 
 
 def test_a_tenant_beyond_its_share_takes_nothing_from_one_within_it() -> None:
-    blocks = Blocks(0, held={"m1": 16, "idle": 4})
+    blocks = Blocks(1, held={"m1": 16, "idle": 4})
+    served = candidate("served", 0, 4, tenant="one")
     many = candidate("m1", 1, 8, num_computed=64, is_running=True, tenant="many")
     other = idle("idle", 2, 16, tenant="one")
-    made = plan([many, other], blocks, shares=block_shares({"many": 16, "one": 4}))
-    assert (made.num_tokens, made.victims) == ({}, [])
-    made = plan([many, other], blocks, shares=block_shares({"many": 16, "one": 4}, first="m1"))
-    assert made.num_tokens == {"m1": 8}, "but the first of all always gets on"
+    made = plan([served, many, other], blocks, shares=block_shares({"many": 16, "one": 4}))
+    assert (made.num_tokens, made.victims) == ({"served": 4}, [])
+    made = plan([served, many, other], blocks, shares=block_shares({"many": 16, "one": 4}, first="m1"))
+    assert made.num_tokens == {"served": 4, "m1": 8}, "but the first of all always gets on"
+    assert plan([many, other], blocks, shares=block_shares({"many": 16, "one": 4})).num_tokens, "and so does anybody"
 
 
 def test_a_holder_that_has_not_got_further_since_it_lost_its_kv_is_spared() -> None:
@@ -270,6 +272,18 @@ def test_a_slot_is_not_taken_for_a_request_that_gets_no_blocks() -> None:
     made = plan([busy, candidate("a", 2, 4), idle("resident", 3, 8, frees_slot=True)], blocks, num_slots=0)
     assert made.num_tokens == {"busy": 4}
     assert made.victims == []
+
+
+def test_who_waits_for_the_place_of_one_that_waits_for_its_memory_gets_it() -> None:
+    """Otherwise both would wait for ever."""
+    blocks = Blocks(0, held={"stream": 4, "running": 2})
+    stream = candidate("stream", 1, 4, num_computed=16)
+    running = candidate("running", 2, 4, num_computed=8, is_running=True)
+    made = plan([stream, running], blocks, num_slots=0)
+    assert made.is_forced
+    assert made.num_tokens == {"stream": 4}
+    assert names(made.victims) == ["running"]
+    assert not plan([stream, running], Blocks(1, held=blocks.held), num_slots=0).is_forced, "running gets on by itself"
 
 
 # ---- what holds of every plan -------------------------------------------------------------------------------------
@@ -358,7 +372,7 @@ def test_a_plan_takes_only_from_whom_it_may(situation: tuple[list[Candidate], Bl
     for victim in map(by_name.get, victims):
         assert victim is not None
         assert victim.request.is_evictable
-        assert victim.is_idle or any(victim.key > by_name[name].key for name in made.num_tokens)
+        assert made.is_forced or victim.is_idle or any(victim.key > by_name[name].key for name in made.num_tokens)
     for name in made.num_tokens:
         assert by_name[name].is_ready
     assert all(request.num_computed_tokens == 0 for request in made.nothing_to_compute)
