@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 
 from stream2llm_sdk.errors import ConfigurationError
 
 __all__ = ["BlockShares", "FairShare"]
+
+_MIN_WEIGHT, _MAX_WEIGHT = 1e-3, 1e6
+_MAX_AWAY = 1024  # tenants without requests whose counters are kept
 
 
 class FairShare:
     """Virtual token counters (VTC, Sheng et al., OSDI 2024), weighted.
 
     Each tenant's counter grows with the tokens that are computed for it, divided by its weight; the tenant with the
-    least goes next. One that comes back after a while starts at the least of those that are there: what it did not
+    least goes next. One that had nothing to compute for a while starts at the least of those that had: what it did not
     use is not saved up.
 
     Args:
         weights: share of each tenant relative to the others'; 1 for those that are not named.
 
     Raises:
-        ConfigurationError: a weight is not positive.
+        ConfigurationError: a weight cannot work.
     """
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        if not isinstance(weights or {}, Mapping):
+            raise ConfigurationError(f"tenant_weights must map tenants to numbers, not {type(weights).__name__}")
         for tenant, weight in (weights or {}).items():
-            if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
-                raise ConfigurationError(f"the weight of tenant {tenant!r} is {weight!r}: give a number above 0")
+            is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+            if not is_number or not _MIN_WEIGHT <= weight <= _MAX_WEIGHT:
+                raise ConfigurationError(
+                    f"the weight of tenant {tenant!r} is {weight!r:.40}: "
+                    f"give a number from {_MIN_WEIGHT} to {_MAX_WEIGHT}"
+                )
         self._weights = dict(weights or {})
         self._counters: dict[str, float] = {}
         self._num_requests: Counter[str] = Counter()
+        self._total_weight = 0.0
+        # Those who are away, the one that left last at the end.
+        self._away: OrderedDict[str, None] = OrderedDict()
 
     @property
     def num_tenants(self) -> int:
@@ -41,32 +53,42 @@ class FairShare:
         return self._weights.get(tenant, 1.0)
 
     def counter(self, tenant: str) -> float:
-        """Weighted tokens that were computed for a tenant that has requests."""
-        return self._counters[tenant]
+        """Weighted tokens that were computed for a tenant."""
+        return self._counters.get(tenant, 0.0)
 
     def share(self, tenant: str) -> float:
         """The part of everything that is due to a tenant among those that have requests."""
-        return self.weight(tenant) / sum(map(self.weight, self._num_requests))
+        return self.weight(tenant) / self._total_weight if self._total_weight > 0 else 1.0
 
     def joined(self, tenant: str) -> None:
         """A request has come."""
         if not self._num_requests[tenant]:
-            there = [self._counters[other] for other, count in self._num_requests.items() if count]
-            self._counters[tenant] = max(self._counters.get(tenant, 0.0), min(there, default=0.0))
+            self._total_weight += self.weight(tenant)
+            self._away.pop(tenant, None)
+            self._counters.setdefault(tenant, 0.0)
         self._num_requests[tenant] += 1
 
     def left(self, tenant: str) -> None:
         """A request has ended."""
         self._num_requests[tenant] -= 1
-        if not self._num_requests[tenant]:
-            del self._num_requests[tenant]
-            # Those who are away and used no more than anybody who is there would start at the least anyway.
-            least = min((self._counters[other] for other in self._num_requests), default=float("inf"))
-            self._counters = {
-                other: counter
-                for other, counter in self._counters.items()
-                if other in self._num_requests or counter > least
-            }
+        if self._num_requests[tenant]:
+            return
+        del self._num_requests[tenant]
+        if not self._num_requests:  # nobody is there to be compared with
+            self._counters.clear()
+            self._away.clear()
+            self._total_weight = 0.0
+            return
+        self._total_weight -= self.weight(tenant)
+        self._away[tenant] = None
+        while len(self._away) > _MAX_AWAY:
+            self._counters.pop(self._away.popitem(last=False)[0], None)
+
+    def has_work_again(self, tenant: str, others: Iterable[str]) -> None:
+        """A tenant that had nothing to compute has something, beside these others. What it did not use meanwhile is
+        not saved up: it starts at the least of theirs at the earliest."""
+        least = min((self._counters[other] for other in others if other in self._counters), default=0.0)
+        self._counters[tenant] = max(self._counters.get(tenant, 0.0), least)
 
     def charge(self, tenant: str, num_tokens: int) -> None:
         """Tokens were computed for it."""

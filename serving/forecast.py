@@ -35,6 +35,7 @@ _REFRESH_SHARE, _REFRESH_OWN, _REFRESH_OTHERS, _FEW = 16, 8, 16, 64
 # A forecast that waits longer than it expected to is made again when the wait has grown by this share.
 _PATIENCE = 0.25
 _SQRT_HALF = math.sqrt(0.5)
+_MAX_LOG_MEAN = 20.0  # of seconds: nobody waits for years
 
 
 class StreamKey(NamedTuple):
@@ -320,7 +321,7 @@ def _next_event(hazard: float, last: LogSpread, chunk: LogSpread, waited_s: floa
 
 def _log_normal_rest(spread: LogSpread, waited_s: float) -> tuple[float, float]:
     """P(X > w) and E[X - w | X > w] of a log-normal X."""
-    mean_s = math.exp(spread.log_mean + spread.log_variance / 2)
+    mean_s = math.exp(min(_MAX_LOG_MEAN, spread.log_mean + spread.log_variance / 2))
     if waited_s <= 0:
         return 1.0, mean_s
     sd = math.sqrt(spread.log_variance)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.serving.cost_model import load_cost_model
 from stream2llm_sdk.serving.fair_share import FairShare
 from stream2llm_sdk.serving.preemption import PreemptionMode
 from stream2llm_sdk.serving.victims import make_victim_order
@@ -41,22 +42,33 @@ class SchedulingOptions:
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("victims", "preemption_mode", "length_predictor"):
+            if not isinstance(value := getattr(self, name), str):
+                raise ConfigurationError(f"{name}={value!r:.80}: give a name")
+        if not isinstance(self.frozen_costs, bool):
+            raise ConfigurationError(f"frozen_costs={self.frozen_costs!r:.80}: give True or False")
         make_victim_order(self.victims)
         mode = PreemptionMode.parse(self.preemption_mode)
         FairShare(self.tenant_weights)
         size = self.host_kv_bytes
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ConfigurationError(f"host_kv_bytes={size!r}: give a number of bytes, or None for no swapping")
+            raise ConfigurationError(f"host_kv_bytes={size!r:.80}: give a number of bytes, or None for no swapping")
+        if size is not None and size > _memory_bytes():
+            raise ConfigurationError(f"host_kv_bytes={size!r:.80}: this machine has {_memory_bytes()} bytes of memory")
         if mode is PreemptionMode.SWAP and size is None:
             raise ConfigurationError("preemption_mode='swap' needs room in host memory: give host_kv_bytes")
-        if self.length_predictor not in ("quantile", "max_tokens") and not self.length_predictor.endswith(".json"):
+        if self.length_predictor.endswith(".json"):
+            from stream2llm_sdk.serving.length_training import TrainedPredictor
+
+            _require_file("length_predictor", self.length_predictor)
+            TrainedPredictor.load(self.length_predictor)
+        elif self.length_predictor not in ("quantile", "max_tokens"):
             raise ConfigurationError(
                 f"length_predictor={self.length_predictor!r}: choose 'max_tokens', 'quantile' or a .json file"
             )
-        for name in ("cost_model", "length_predictor"):
-            path = getattr(self, name)
-            if path is not None and os.fspath(path).endswith(".json") and not os.path.isfile(path):
-                raise ConfigurationError(f"{name}={os.fspath(path)!r} is not a file")
+        if self.cost_model is not None:
+            _require_file("cost_model", self.cost_model)
+            load_cost_model(self.cost_model)
 
     def for_scheduler(self) -> dict[str, Any]:
         """The options as the scheduler's process gets them."""
@@ -68,3 +80,12 @@ class SchedulingOptions:
             "length_predictor": self.length_predictor,
             "tenant_weights": dict(self.tenant_weights),
         }
+
+
+def _require_file(name: str, path: Any) -> None:
+    if not isinstance(path, (str, os.PathLike)) or not os.path.isfile(path):
+        raise ConfigurationError(f"{name}={path!r:.200} is not a file")
+
+
+def _memory_bytes() -> int:
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

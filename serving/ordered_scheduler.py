@@ -108,6 +108,8 @@ class OrderedScheduler(StreamingPromptScheduler):
 
     def _record_step(self, output: SchedulerOutput) -> None:
         super()._record_step(output)
+        if not self._uses_forecasts:
+            self.outlook.pick_up()
         if isinstance(self.scheduling_policy, Adaptive):
             self._num_tokens_seen += output.total_num_scheduled_tokens
             self._adapt(self.scheduling_policy)
@@ -150,7 +152,10 @@ class OrderedScheduler(StreamingPromptScheduler):
     # ---- its place ----------------------------------------------------------------------------------------------
 
     def _reorder(self, request: Request) -> None:
-        self.order.put(request, self.sort_key(request), self._tenant(request))
+        tenant = self._tenant(request)
+        if tenant not in self.order.tenants:
+            self.shares.has_work_again(tenant, self.order.tenants)
+        self.order.put(request, self.sort_key(request), tenant)
 
     def _reorder_all(self, requests: Iterable[Request]) -> None:
         for request in requests:

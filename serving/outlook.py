@@ -120,9 +120,13 @@ class Outlook:
     def refresh(self, now_s: float) -> Mapping[str, Forecast]:
         """To be called once a step: picks predictions up, and gives the forecasts of the open streams. One that did
         not change is the same object as before."""
+        self.pick_up()
+        return self.streams.forecasts(now_s)
+
+    def pick_up(self) -> None:
+        """Takes what a predictor in a thread has answered meanwhile."""
         if self._batched is not None:
             self._predictions = self._batched.pick_up()
-        return self.streams.forecasts(now_s)
 
     def prediction(self, request_id: str) -> LengthPrediction | None:
         """What was predicted of the output, before any of it was there."""

@@ -307,6 +307,8 @@ class _Walk:
             if request_id == shares.first:
                 return False
             if candidate.request.request_id != shares.first:
+                if holder.is_guarded:
+                    return False  # or two tenants could take each other's KV in turn
                 takes_too_much = shares.is_over(candidate.tenant, needed)
                 holds_too_much = shares.is_over(holder.tenant)
                 if takes_too_much != holds_too_much:

@@ -55,6 +55,8 @@ class PreemptingScheduler(OrderedScheduler):
         self.costs = OnlineCorrection(self._cost_model(vllm_config), frozen=bool(self.options.get("frozen_costs")))
         self.invalidations = InvalidationHistory()
         self._may_swap = True
+        # Of requests that did not come through the SDK: the tokens that they had when they lost their KV.
+        self._lost: dict[str, int] = {}
         # Blocks that the plan in force needs beyond the free ones: they are taken from what victims give back.
         self._num_blocks_short = 0
         self._decision: PreemptionDecision | None = None
@@ -116,8 +118,16 @@ class PreemptingScheduler(OrderedScheduler):
             decision = PreemptionDecision(PreemptionMode.RECOMPUTE, decision.recompute_s, decision.swap_s)
         self._num_blocks_short = max(0, self._num_blocks_short - self.kv.num_reclaimable(request.request_id))
         self._decision = decision
+        if request.request_id not in self.prompts:
+            self._lost[request.request_id] = max(facts.num_tokens, self._lost.get(request.request_id, 0))
         super()._preempt_request(request, timestamp, drop_stale_output)
         self._decision = None
+
+    def _is_guarded(self, request: Request, prompt: StreamingPrompt | None) -> bool:
+        """Whether it lost its KV before and has not got further since."""
+        if prompt is not None:
+            return prompt.is_guarded(request.num_computed_tokens)
+        return self._lost.get(request.request_id, 0) > request.num_computed_tokens
 
     def _swap_out(self, request: Request) -> bool:
         return self._may_swap and self.swap is not None and self.swap.swap_out(request)
@@ -163,6 +173,7 @@ class PreemptingScheduler(OrderedScheduler):
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         self.invalidations.forget(request.request_id)
+        self._lost.pop(request.request_id, None)
         return super()._free_request(request, delay_free_blocks=delay_free_blocks)
 
     # ---- coming back --------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -46,17 +46,25 @@ class RequestOrder:
     def by_share(self, shares: FairShare, num_served: Callable[[str], int]) -> Iterator[Entry]:
         """The tenants in turn, whose counter is least first, and each one's requests in the order of their keys.
         `num_served` tells how many tokens a request got since it was given here: they count at once."""
-        heap = [(shares.counter(tenant), tenant, iter(entries)) for tenant, entries in self._lists.items()]
-        heapq.heapify(heap)
+        heap: list[tuple[float, SortKey, str, int]] = []
+        for tenant, entries in self._lists.items():
+            heap.append((shares.counter(tenant), entries[0][0], tenant, 0))
+        heapq.heapify(heap)  # of equal counters, the one whose request comes first
         while heap:
-            counter, tenant, entries = heap[0]
-            entry = next(entries, None)
-            if entry is None:
-                heapq.heappop(heap)
-                continue
+            counter, _, tenant, index = heap[0]
+            entries = self._lists[tenant]
+            entry = entries[index]
             yield entry
-            served = num_served(entry[1].request_id) / shares.weight(tenant)
-            heapq.heapreplace(heap, (counter + served, tenant, entries))
+            counter += num_served(entry[1].request_id) / shares.weight(tenant)
+            if index + 1 < len(entries):
+                heapq.heapreplace(heap, (counter, entries[index + 1][0], tenant, index + 1))
+            else:
+                heapq.heappop(heap)
+
+    @property
+    def tenants(self) -> Iterable[str]:
+        """Those that have a request here."""
+        return self._lists.keys()
 
     def put(self, request: Request, key: SortKey, tenant: str = "") -> None:
         """Adds a request, or moves it to where its new key belongs."""

@@ -217,7 +217,7 @@ class Stream2LLMScheduler(PreemptingScheduler):
             needs_slot=not (running or keeps_slot),
             frees_slot=running or keeps_slot,
             is_idle=idle,
-            is_guarded=not idle and prompt is not None and prompt.is_guarded(request.num_computed_tokens),
+            is_guarded=not idle and self._is_guarded(request, prompt),
             tenant="" if prompt is None else prompt.tenant,
             completion_s=math.inf if prompt is None else prompt.completion_s,
             admission=self._admission_order.get(request_id, 0),

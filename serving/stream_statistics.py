@@ -275,6 +275,8 @@ def _effect(values: list[float], quantity: int) -> Effect:
     num_streams, squares, num_squares = values[_EFFECTS + 3 * quantity : _EFFECTS + 3 * quantity + 3]
     if num <= num_streams or num * num <= num_squares:
         return Effect(_MIN_VARIANCE, 0.0)
-    within = max(_MIN_VARIANCE, (log_squares - squares) / (num - num_streams))
+    within = min(_MAX_VARIANCE, max(_MIN_VARIANCE, (log_squares - squares) / (num - num_streams)))
     excess = squares - log_sum * log_sum / num - max(0.0, num_streams - 1.0) * within
-    return Effect(within, max(0.0, excess / (num - num_squares / num)))
+    # Sums that have faded, or lean on a wider group's, can leave next to nothing to divide by.
+    between = excess / max(1.0, num - num_squares / num)
+    return Effect(within, min(_MAX_VARIANCE, max(0.0, between)))

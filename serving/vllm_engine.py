@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,15 @@ class Stream2LLMEngine:
         progress: Callable[[str], None] | bool | None = True,
         **engine_args: Any,
     ) -> None:
+        for name, value, kind in (
+            ("scheduling", scheduling, SchedulingOptions),
+            ("limits", limits, StreamLimits),
+            ("policy", policy, str),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise ConfigurationError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
+        if metrics is not None and not hasattr(metrics, "observe_trail"):
+            raise ConfigurationError(f"metrics must be a SchedulerMetrics, not {type(metrics).__name__}")
         self.model = os.fspath(model)
         self.policy = make_policy(policy or os.environ.get("SCHEDULER_TYPE") or "FCFS").name
         self.scheduling = scheduling or SchedulingOptions()
@@ -103,7 +113,9 @@ class Stream2LLMEngine:
         self._streams: dict[str, Stream2LLMStream] = {}
         self.admission = Admission(limits or DEFAULT_LIMITS)
         self.metrics = metrics
-        self._unmeasured: list[Stream2LLMStream] = []
+        # Ended requests whose trails were not counted yet; the oldest of too many are given up.
+        self._unmeasured: deque[Stream2LLMStream] = deque(maxlen=16 * _MAX_UNMEASURED)
+        self._measuring = asyncio.Lock()
         self._start_lock = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
         self._closed = False
@@ -312,13 +324,19 @@ class Stream2LLMEngine:
         """
         if self.metrics is None:
             raise ConfigurationError("the engine keeps no metrics: make it with metrics=SchedulerMetrics()")
-        ended, self._unmeasured = self._unmeasured, []
-        for stream in ended:
-            trail = await stream.trail()
-            if len(trail):
-                self.metrics.observe_trail(trail, tenant=stream.tenant, reason=stream.end_reason)
-        self.metrics.observe_snapshot({**self.admission.snapshot(), **await self.call("snapshot", [])})
+        # To its end whoever is cancelled: a trail that was taken is counted.
+        await asyncio.shield(asyncio.ensure_future(self._measure(self.metrics)))
         return self.metrics
+
+    async def _measure(self, metrics: SchedulerMetrics) -> None:
+        async with self._measuring:
+            while self._unmeasured:
+                stream = self._unmeasured[0]
+                trail = await stream.trail()
+                self._unmeasured.popleft()
+                if len(trail):
+                    metrics.observe_trail(trail, tenant=stream.tenant, reason=stream.end_reason)
+            metrics.observe_snapshot({**self.admission.snapshot(), **await self.call("snapshot", [])})
 
     async def reset_prefix_cache(self) -> bool:
         """Forgets the KV of ended requests. False if it could not, because requests are under way."""
@@ -438,9 +456,12 @@ class Stream2LLMEngine:
         """Tells every stream when the engine's core process ends, also those that wait for nothing in particular."""
         while self._llm is not None and not self._llm.errored:
             await asyncio.sleep(_WATCH_S)
-            await self._end_idle_streams()
-            if len(self._unmeasured) >= _MAX_UNMEASURED:
-                await self.observe_metrics()
+            try:
+                await self._end_idle_streams()
+                if len(self._unmeasured) >= _MAX_UNMEASURED:
+                    await self.observe_metrics()
+            except EngineError:
+                continue  # a core that died meanwhile: the loop's condition sees it
         if self._llm is not None:
             from vllm.v1.engine.exceptions import EngineDeadError as VLLMEngineDeadError
 

@@ -412,6 +412,10 @@ async def test_many_streams_at_once(engine: Stream2LLMEngine) -> None:
         ({"scheduler_cls": "x.Y"}, UnsupportedFeatureError, "policy"),
         ({"scheduler_reserve_full_isl": True}, UnsupportedFeatureError, "scheduler_reserve_full_isl=True"),
         ({"policy": "BEST"}, ConfigurationError, "DEFAULT_VLLM, FCFS"),
+        ({"policy": 5}, ConfigurationError, "policy must be a str"),
+        ({"scheduling": {}}, ConfigurationError, "scheduling must be a SchedulingOptions"),
+        ({"limits": {}}, ConfigurationError, "limits must be a StreamLimits"),
+        ({"metrics": "x"}, ConfigurationError, "metrics must be a SchedulerMetrics"),
     ],
 )
 async def test_engine_arguments_that_cannot_work_are_refused_at_once(

@@ -36,14 +36,14 @@ def test_a_tenant_is_charged_by_its_weight() -> None:
     assert (shares.share("paying"), shares.share("other")) == (0.8, 0.2)
 
 
-def test_who_comes_back_starts_at_the_least_of_those_there_and_has_saved_nothing_up() -> None:
+def test_who_has_work_again_starts_at_the_least_of_those_who_had_and_has_saved_nothing_up() -> None:
     shares = FairShare()
-    shares.joined("away")
-    shares.joined("busy")
-    shares.left("away")
+    for tenant in ("idle", "busy", "late"):
+        shares.joined(tenant)
+        shares.has_work_again(tenant, ())
     shares.charge("busy", 1_000)
-    shares.joined("away")
-    assert shares.counter("away") == 1_000.0
+    shares.has_work_again("late", ["busy"])
+    assert shares.counter("late") == 1_000.0, "the idle one does not count"
 
 
 def test_who_leaves_and_comes_back_does_not_get_rid_of_what_it_used() -> None:
@@ -53,10 +53,11 @@ def test_who_leaves_and_comes_back_does_not_get_rid_of_what_it_used() -> None:
     shares.charge("a", 500)
     shares.left("a")
     shares.joined("a")
+    shares.has_work_again("a", ["b"])
     assert (shares.counter("a"), shares.counter("b")) == (500.0, 0.0)
 
 
-@pytest.mark.parametrize("weight", [0, -1, float("inf"), float("nan"), True, "2"])
+@pytest.mark.parametrize("weight", [0, -1, 1e-310, 10**400, float("inf"), float("nan"), True, "2"])
 def test_a_weight_that_cannot_work_is_named(weight: Any) -> None:
     with pytest.raises(ConfigurationError, match="tenant 'a'"):
         FairShare({"a": weight})
@@ -115,6 +116,14 @@ def test_an_order_is_always_sorted_whatever_happens_to_it(changes: list[tuple[st
     assert all((name in order) == (name in expected) for name in "abcdefgh")
 
 
+def test_of_equal_counters_the_one_whose_request_comes_first_goes_next() -> None:
+    order, shares = RequestOrder(), FairShare()
+    for key, tenant in ((2, "aaa"), (1, "zzz")):
+        shares.joined(tenant)
+        order.put(request(tenant), (key,), tenant)
+    assert names(order.by_share(shares, lambda name: 0)) == ["zzz", "aaa"]
+
+
 # ---- the look-ahead -----------------------------------------------------------------------------------------------
 
 
@@ -131,11 +140,11 @@ def test_what_fits_to_the_end_is_what_a_run_to_the_end_never_exceeds(
 def test_counters_are_not_kept_of_those_who_are_gone() -> None:
     shares = FairShare()
     shares.joined("stays")
-    for index in range(1_000):
+    for index in range(5_000):
         tenant = f"tenant-{index}"
         shares.joined(tenant)
         shares.charge(tenant, 5)
         shares.left(tenant)
         shares.charge("stays", 10)
     assert shares.num_tenants == 1
-    assert len(shares._counters) < 5
+    assert len(shares._counters) < 2_000

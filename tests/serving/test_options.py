@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.serving.cost_model import H200_LLAMA_8B
 from stream2llm_sdk.serving.options import SchedulingOptions
 
 
@@ -23,6 +24,14 @@ from stream2llm_sdk.serving.options import SchedulingOptions
         ({"length_predictor": "absent.json"}, "length_predictor='absent.json' is not a file"),
         ({"cost_model": "absent.json"}, "cost_model='absent.json' is not a file"),
         ({"tenant_weights": {"a": -1}}, "tenant 'a' is -1"),
+        ({"tenant_weights": {"a": 10**400}}, "tenant 'a' is 1000"),
+        ({"tenant_weights": ["a"]}, "tenant_weights must map"),
+        ({"victims": None}, "victims=None: give a name"),
+        ({"length_predictor": 5}, "length_predictor=5: give a name"),
+        ({"frozen_costs": "no"}, "frozen_costs='no'"),
+        ({"cost_model": 5}, "cost_model=5 is not a file"),
+        ({"cost_model": ""}, "cost_model='' is not a file"),
+        ({"host_kv_bytes": 10**18}, "this machine has"),
     ],
 )
 def test_an_option_that_cannot_work_is_named(options: dict[str, Any], words: str) -> None:
@@ -32,7 +41,7 @@ def test_an_option_that_cannot_work_is_named(options: dict[str, Any], words: str
 
 def test_options_arrive_at_the_scheduler(tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
-    file.write_text("{}")
+    H200_LLAMA_8B.save(file)
     options = SchedulingOptions(
         victims="latest_completion",
         host_kv_bytes=1 << 20,

@@ -139,7 +139,7 @@ class PromptMachine(RuleBasedStateMachine):
         layers=st.sampled_from(["llama", "hybrid"]),
         prefix_caching=st.booleans(),
         pool=st.integers(0, 2),
-        num_places=st.integers(2, 3),
+        num_places=st.integers(1, 3),
         num_active=st.sampled_from([None, None, 2]),
         num_tokens=st.sampled_from([9, 16, 32]),
         queue=st.sampled_from(["fcfs", "priority"]),
