@@ -17,8 +17,8 @@ class FairShare:
     """Virtual token counters (VTC, Sheng et al., OSDI 2024), weighted.
 
     Each tenant's counter grows with the tokens that are computed for it, divided by its weight; the tenant with the
-    least goes next. One that had nothing to compute for a while starts at the least of those that had: what it did not
-    use is not saved up.
+    least goes next. One that had nothing to compute for a while starts at the virtual time: what it did not use is not
+    saved up.
 
     Args:
         weights: share of each tenant relative to the others'; 1 for those that are not named.
@@ -41,6 +41,7 @@ class FairShare:
         self._counters: dict[str, float] = {}
         self._num_requests: Counter[str] = Counter()
         self._total_weight = 0.0
+        self._virtual = 0.0
         # Those who are away, the one that left last at the end.
         self._away: OrderedDict[str, None] = OrderedDict()
 
@@ -77,23 +78,28 @@ class FairShare:
         if not self._num_requests:  # nobody is there to be compared with
             self._counters.clear()
             self._away.clear()
-            self._total_weight = 0.0
+            self._total_weight = self._virtual = 0.0
             return
         self._total_weight -= self.weight(tenant)
         self._away[tenant] = None
         while len(self._away) > _MAX_AWAY:
             self._counters.pop(self._away.popitem(last=False)[0], None)
 
-    def has_work_again(self, tenant: str, others: Iterable[str]) -> None:
-        """A tenant that had nothing to compute has something, beside these others. What it did not use meanwhile is
-        not saved up: it starts at the least of theirs at the earliest."""
-        least = min((self._counters[other] for other in others if other in self._counters), default=0.0)
-        self._counters[tenant] = max(self._counters.get(tenant, 0.0), least)
+    def has_work_again(self, tenant: str) -> None:
+        """A tenant that had nothing to compute has something. What it did not use meanwhile is not saved up: it starts
+        at the virtual time at the earliest."""
+        self._counters[tenant] = max(self._counters.get(tenant, 0.0), self._virtual)
 
     def charge(self, tenant: str, num_tokens: int) -> None:
         """Tokens were computed for it."""
         if tenant in self._counters:
             self._counters[tenant] += num_tokens / self.weight(tenant)
+
+    def advance(self, num_tokens: int, tenants: Iterable[str]) -> None:
+        """So many tokens were computed, while these tenants had work: virtual time passes as fast as each one's counter
+        would if they had been served evenly (weighted fair queueing). Whoever comes later starts there, so that those
+        who wait are not overtaken by newcomers for ever."""
+        self._virtual += num_tokens / max(sum(map(self.weight, tenants)), _MIN_WEIGHT)
 
 
 class BlockShares:

@@ -116,6 +116,7 @@ class OrderedScheduler(StreamingPromptScheduler):
         if self.shares.num_tenants > 1:
             for request_id, num_tokens in output.num_scheduled_tokens.items():
                 self.shares.charge(self._tenant(self.requests[request_id]), num_tokens)
+            self.shares.advance(output.total_num_scheduled_tokens, self.order.tenants)
         if self.scheduling_policy.follows_progress or self._uses_forecasts:
             self._reorder_all(self.requests[request_id] for request_id in output.num_scheduled_tokens)
 
@@ -154,7 +155,7 @@ class OrderedScheduler(StreamingPromptScheduler):
     def _reorder(self, request: Request) -> None:
         tenant = self._tenant(request)
         if tenant not in self.order.tenants:
-            self.shares.has_work_again(tenant, self.order.tenants)
+            self.shares.has_work_again(tenant)
         self.order.put(request, self.sort_key(request), tenant)
 
     def _reorder_all(self, requests: Iterable[Request]) -> None:

@@ -36,14 +36,31 @@ def test_a_tenant_is_charged_by_its_weight() -> None:
     assert (shares.share("paying"), shares.share("other")) == (0.8, 0.2)
 
 
-def test_who_has_work_again_starts_at_the_least_of_those_who_had_and_has_saved_nothing_up() -> None:
+def test_who_has_work_again_has_saved_nothing_up() -> None:
     shares = FairShare()
-    for tenant in ("idle", "busy", "late"):
+    for tenant in ("idle", "busy"):
         shares.joined(tenant)
-        shares.has_work_again(tenant, ())
-    shares.charge("busy", 1_000)
-    shares.has_work_again("late", ["busy"])
-    assert shares.counter("late") == 1_000.0, "the idle one does not count"
+        shares.has_work_again(tenant)
+    for _ in range(10):
+        shares.charge("busy", 100)
+        shares.advance(100, ["busy"])
+    shares.has_work_again("idle")
+    assert shares.counter("idle") == shares.counter("busy") == 1_000.0
+
+
+def test_those_who_wait_are_not_overtaken_by_newcomers_for_ever() -> None:
+    shares = FairShare()
+    shares.joined("waits")
+    shares.charge("waits", 500)
+    for index in range(20):
+        newcomer = f"newcomer-{index}"
+        shares.joined(newcomer)
+        shares.has_work_again(newcomer)
+        if shares.counter(newcomer) >= shares.counter("waits"):
+            break
+        shares.charge(newcomer, 100)
+        shares.advance(100, ["waits", newcomer])
+    assert index == 10, "500 tokens at half of 100 a turn"
 
 
 def test_who_leaves_and_comes_back_does_not_get_rid_of_what_it_used() -> None:
@@ -53,7 +70,7 @@ def test_who_leaves_and_comes_back_does_not_get_rid_of_what_it_used() -> None:
     shares.charge("a", 500)
     shares.left("a")
     shares.joined("a")
-    shares.has_work_again("a", ["b"])
+    shares.has_work_again("a")
     assert (shares.counter("a"), shares.counter("b")) == (500.0, 0.0)
 
 

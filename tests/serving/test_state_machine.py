@@ -186,7 +186,7 @@ class PromptMachine(RuleBasedStateMachine):
             block_size=BLOCK_SIZE,
             max_num_batched_tokens=num_tokens,
             max_num_seqs=num_places,
-            max_num_active_seqs=num_active,
+            max_num_active_seqs=num_active and min(num_active, num_places),
             max_model_len=MAX_MODEL_LEN,
             scheduling_policy=queue,
             long_prefill_token_threshold=long_prefill,
