@@ -318,6 +318,19 @@ def test_requests_that_resume_together_keep_the_order_in_which_they_were_admitte
         assert sorted(order, key=order.__getitem__) == [f"plain-{index}" for index in range(8)]
 
 
+@pytest.mark.parametrize("policy", ["FCFS", "DEFAULT_VLLM", "MCPS", "SVF", "ADAPTIVE"])
+def test_who_waits_for_a_place_and_who_waits_for_its_memory_both_end(core: Core, text: Any, policy: str) -> None:
+    """A finished stream holds KV and waits for the only place; the request that has it needs that KV to get on."""
+    with core(policy=policy, max_num_seqs=1, num_gpu_blocks=ONE_REQUEST) as requests:
+        requests.open_stream("stream", text(50))
+        requests.run_until_idle()
+        requests.add_plain("running", text(30), max_tokens=40)
+        requests.step(3)
+        requests.finish("stream")
+        requests.run_until_idle()
+        requests.checks.ended()
+
+
 # ---- the held token and updates -----------------------------------------------------------------------------------
 
 
