@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import random
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stream2llm_sdk.errors import ConfigurationError, EngineError, EngineStartError, MissingExtraError
+from stream2llm_sdk.errors import ConfigurationError, EngineError, EngineStartError
 from stream2llm_sdk.main_guard import require_main_guard
 from stream2llm_sdk.serving import vllm_start
 from stream2llm_sdk.serving.cost_curve import (
@@ -264,13 +263,9 @@ class _Core:
     """vLLM's engine core in this process, one request at a time. Use as a context manager."""
 
     def __init__(self, model: str, engine_args: Mapping[str, Any]) -> None:
-        for name, value in vllm_start.QUIET_ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\..*")
-        try:
-            from vllm import envs
-        except ModuleNotFoundError as error:
-            raise MissingExtraError("vLLM", "cpu", "gpu") from error
+        vllm_start.quieten()
+        vllm_start.require_vllm()
+        from vllm import envs
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor import Executor
 

@@ -170,7 +170,7 @@ class SchedulerMetrics:
                 self._preemptions.labels(kind).inc()
                 self._preempted_tokens.labels(kind).inc(_figure(event, "num_tokens"))
                 self._preempted_blocks.labels(kind).inc(_figure(event, "num_blocks"))
-            elif event.type.value == "RESUMED":
+            elif event.type is EventType.RESUMED:
                 for source in _SOURCES:
                     self._resumed_tokens.labels(source).inc(_figure(event, f"num_{source}"))
                 if preemption is not None:

@@ -192,7 +192,6 @@ class OrderedScheduler(StreamingPromptScheduler):
         if self._uses_forecasts:
             output = self.outlook.output(request)
             standing.num_output_tokens = output.num_tokens
-            standing.is_long = output.is_long
             standing.class_num_output_tokens = self.outlook.class_means[output.is_long]
             if prompt is not None and prompt.is_open:
                 standing.final_num_tokens = max(prompt.final_num_tokens, request.num_prompt_tokens)

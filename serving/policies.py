@@ -44,8 +44,7 @@ class Standing:
         completion_s: when an open prompt is expected to be complete, or when it was, on the monotonic clock.
         last_chunk_s: when its last chunk arrived, on the monotonic clock.
         num_output_tokens: the output that it is expected to give, in all.
-        is_long: whether that is expected to be a long one (1 bit).
-        class_num_output_tokens: mean output of its class, long or short.
+        class_num_output_tokens: mean output of the class that it is expected to be in, long or short (1 bit).
     """
 
     request: Request
@@ -55,7 +54,6 @@ class Standing:
     completion_s: float
     last_chunk_s: float
     num_output_tokens: float
-    is_long: bool = False
     class_num_output_tokens: float = 0.0
 
     @property

@@ -137,7 +137,7 @@ class PreemptingScheduler(OrderedScheduler):
         prompt = self.prompts.get(request_id)
         survival = 1.0
         if prompt is not None and prompt.is_prompt_update and prompt.is_open:
-            survival = self.invalidations.survival(request_id, f"{prompt.tag}/{prompt.tenant}", 1.0)
+            survival = self.invalidations.survival(request_id, prompt.group, 1.0)
         num_copied = 0 if self.swap is None else min(num_tokens, self.swap.num_swapped(request_id))
         num_taken = self._num_blocks_short * self.block_size
         num_cached = max(0, self.kv.num_findable(request_id) - num_taken)
@@ -166,9 +166,8 @@ class PreemptingScheduler(OrderedScheduler):
         if self.swap is not None:
             self.swap.truncate(request.request_id, lcp)
         if prompt.is_prompt_update:
-            group = f"{prompt.tag}/{prompt.tenant}"
             num_computed = request.num_computed_tokens or self.kv.num_loadable(request)
-            self.invalidations.record(request.request_id, group, lcp=lcp, num_computed=num_computed)
+            self.invalidations.record(request.request_id, prompt.group, lcp=lcp, num_computed=num_computed)
         return super()._apply(request, prompt, new, lcp, final)
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:

@@ -100,6 +100,11 @@ class StreamingPrompt:
         """Whether more prompt may come: the last token is held back and nothing may be sampled."""
         return self.is_streaming_prompt and not self.is_streaming_prompt_finished
 
+    @property
+    def group(self) -> str:
+        """Those whose updates it is expected to resemble."""
+        return f"{self.tag}/{self.tenant}"
+
     def is_guarded(self, num_computed: int) -> bool:
         """Whether it lost its KV before and has not got past that point yet, with `num_computed` tokens now."""
         return self._guard > num_computed

@@ -29,7 +29,7 @@ from stream2llm_sdk.serving.options import SchedulingOptions
 from stream2llm_sdk.serving.policies import make_policy
 from stream2llm_sdk.serving.sampling import make_sampling_params, verify_for_model
 from stream2llm_sdk.serving.vllm_start import build, end, end_start, supported
-from stream2llm_sdk.serving.vllm_stream import Stream2LLMStream, checked_token_ids
+from stream2llm_sdk.serving.vllm_stream import Stream2LLMStream, checked_token_ids, end_idle_streams
 from stream2llm_sdk.tasks import uncancelled
 from stream2llm_sdk.tokenizer import locate_model
 
@@ -457,7 +457,7 @@ class Stream2LLMEngine:
         while self._llm is not None and not self._llm.errored:
             await asyncio.sleep(_WATCH_S)
             try:
-                await self._end_idle_streams()
+                await end_idle_streams(self._streams, self.admission)
                 if len(self._unmeasured) >= _MAX_UNMEASURED:
                     await self.observe_metrics()
             except EngineError:
@@ -469,14 +469,6 @@ class Stream2LLMEngine:
             for stream in list(self._streams.values()):
                 stream.fail()
                 self.forget(stream)
-
-    async def _end_idle_streams(self) -> None:
-        for stream in self._streams.values():
-            if stream.is_being_updated:
-                self.admission.touched(stream.request_id)  # its chunk came in time, whenever the engine takes it
-        for request_id, error in self.admission.expired().items():
-            if (idle := self._streams.get(request_id)) is not None:
-                await idle.abort(error)
 
 
 def _print_to_stderr(line: str) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-__all__ = ["QUIET_ENVIRONMENT", "build", "end", "end_start", "require_vllm", "supported", "vllm_arguments"]
+__all__ = ["build", "end", "end_start", "quieten", "require_vllm", "supported", "vllm_arguments"]
 
 _SCHEDULER = "stream2llm_sdk.serving.scheduler.Stream2LLMScheduler"
 
@@ -43,7 +43,7 @@ _END_S = 30.0
 # For each start under way, the processes that were there before.
 _starts: list[frozenset[int | None]] = []
 
-QUIET_ENVIRONMENT = {
+_QUIET_ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -64,6 +64,13 @@ def supported(engine_args: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in engine_args.items() if name not in _UNSUPPORTED_ENGINE_ARGS}
 
 
+def quieten() -> None:
+    """Keeps vLLM from saying more than errors, in this process and in those that it starts."""
+    for name, value in _QUIET_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\..*")
+
+
 def require_vllm() -> None:
     """Says that vLLM is not installed, without importing it, which takes seconds."""
     if find_spec("vllm") is None:
@@ -80,9 +87,7 @@ def build(
         ConfigurationError: vLLM refuses an argument.
         EngineStartError: the processes did not come up.
     """
-    for name, value in QUIET_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\..*")
+    quieten()
     require_vllm()
     from vllm.v1.engine.async_llm import AsyncLLM
 

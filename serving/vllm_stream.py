@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from vllm.logprobs import Logprob
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
+    from stream2llm_sdk.serving.admission import Admission
     from stream2llm_sdk.serving.vllm_engine import Stream2LLMEngine
 
-__all__ = ["Stream2LLMStream", "checked_token_ids"]
+__all__ = ["Stream2LLMStream", "checked_token_ids", "end_idle_streams"]
 
 
 def checked_token_ids(token_ids: Sequence[int], vocabulary_size: int) -> TokenArray:
@@ -380,6 +381,16 @@ class Stream2LLMStream:
         if trail.is_complete:
             self._trail = trail
         return trail
+
+
+async def end_idle_streams(streams: Mapping[str, Stream2LLMStream], admission: Admission) -> None:
+    """Ends those of an engine's streams that got no chunk for too long."""
+    for stream in streams.values():
+        if stream.is_being_updated:
+            admission.touched(stream.request_id)  # its chunk came in time, whenever the engine takes it
+    for request_id, error in admission.expired().items():
+        if (idle := streams.get(request_id)) is not None:
+            await idle.abort(error)
 
 
 def _logprobs(position: Mapping[int, Logprob]) -> dict[int, float]:

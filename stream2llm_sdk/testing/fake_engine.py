@@ -16,7 +16,7 @@ from stream2llm_sdk.serving.engine import EngineLimits
 from stream2llm_sdk.serving.lcp import TokenArray
 from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY
 from stream2llm_sdk.serving.trail_recorder import TrailRecorder
-from stream2llm_sdk.serving.vllm_stream import Stream2LLMStream, checked_token_ids
+from stream2llm_sdk.serving.vllm_stream import Stream2LLMStream, checked_token_ids, end_idle_streams
 from stream2llm_sdk.testing.fake_request import FakeRequest
 
 __all__ = ["FakeEngine"]
@@ -111,12 +111,7 @@ class FakeEngine:
 
     async def expire(self) -> None:
         """Ends the streams that got no chunk for `idle_timeout_s`."""
-        for stream in self._streams.values():
-            if stream.is_being_updated:
-                self.admission.touched(stream.request_id)  # its chunk came in time, whenever the engine takes it
-        for request_id, error in self.admission.expired().items():
-            if (idle := self._streams.get(request_id)) is not None:
-                await idle.abort(error)
+        await end_idle_streams(self._streams, self.admission)
 
     def die(self) -> None:
         """Ends as if the engine's core process had: every open stream raises EngineDeadError."""

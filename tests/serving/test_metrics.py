@@ -24,7 +24,6 @@ COMPLETE, FIRST = EventType.CONTEXT_COMPLETE, EventType.FIRST_TOKEN
 FINISHED, ABORTED = EventType.FINISHED, EventType.ABORTED
 
 
-# The metrics know this mark by its name.
 RESUMED = EventType.RESUMED
 
 COUNTERS = {
