@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError, EngineError, EngineStartError
+from stream2llm_sdk.files import require_writable
 from stream2llm_sdk.main_guard import require_main_guard
 from stream2llm_sdk.serving import vllm_start
 from stream2llm_sdk.serving.cost_curve import (
@@ -96,8 +97,7 @@ def calibrate(
     """
     if not budget_s >= _MIN_BUDGET_S:
         raise ConfigurationError(f"budget_s must be {_MIN_BUDGET_S:.0f} or more, got {budget_s}")
-    if not Path(out).absolute().parent.is_dir():
-        raise ConfigurationError(f"the folder of {os.fspath(out)} does not exist; create it first")
+    require_writable(Path(out), "out")
     require_main_guard("calibrate")
     clock = _Clock(budget_s, progress)
     clock.report("starting the engine")

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from stream2llm_sdk.errors import (
 from stream2llm_sdk.main_guard import require_main_guard
 from stream2llm_sdk.serving.admission import DEFAULT_LIMITS, Admission, StreamLimits
 from stream2llm_sdk.serving.engine import EngineLimits, StreamOutput
+from stream2llm_sdk.serving.engine_metrics import EngineMetrics
 from stream2llm_sdk.serving.lcp import TokenArray
 from stream2llm_sdk.serving.options import SchedulingOptions
 from stream2llm_sdk.serving.policies import make_policy
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Stream2LLMEngine"]
 
-_MAX_UNMEASURED = 256  # ended requests whose trails are taken for metrics without anybody asking
 _WATCH_S = 0.5  # how often the core's process and idle streams are looked at
 
 
@@ -96,8 +95,6 @@ class Stream2LLMEngine:
         ):
             if value is not None and not isinstance(value, kind):
                 raise ConfigurationError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
-        if metrics is not None and not hasattr(metrics, "observe_trail"):
-            raise ConfigurationError(f"metrics must be a SchedulerMetrics, not {type(metrics).__name__}")
         self.model = os.fspath(model)
         self.policy = make_policy(policy or os.environ.get("SCHEDULER_TYPE") or "FCFS").name
         self.scheduling = scheduling or SchedulingOptions()
@@ -112,10 +109,7 @@ class Stream2LLMEngine:
         self._on_cpu = False
         self._streams: dict[str, Stream2LLMStream] = {}
         self.admission = Admission(limits or DEFAULT_LIMITS)
-        self.metrics = metrics
-        # Ended requests whose trails were not counted yet; the oldest of too many are given up.
-        self._unmeasured: deque[Stream2LLMStream] = deque(maxlen=16 * _MAX_UNMEASURED)
-        self._measuring = asyncio.Lock()
+        self._metrics = EngineMetrics(metrics, self._snapshot)
         self._start_lock = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
         self._closed = False
@@ -322,21 +316,10 @@ class Stream2LLMEngine:
         Raises:
             ConfigurationError: the engine was made without `metrics`.
         """
-        if self.metrics is None:
-            raise ConfigurationError("the engine keeps no metrics: make it with metrics=SchedulerMetrics()")
-        # To its end whoever is cancelled: a trail that was taken is counted.
-        await asyncio.shield(asyncio.ensure_future(self._measure(self.metrics)))
-        return self.metrics
+        return await self._metrics.observe()
 
-    async def _measure(self, metrics: SchedulerMetrics) -> None:
-        async with self._measuring:
-            while self._unmeasured:
-                stream = self._unmeasured[0]
-                trail = await stream.trail()
-                self._unmeasured.popleft()
-                if len(trail):
-                    metrics.observe_trail(trail, tenant=stream.tenant, reason=stream.end_reason)
-            metrics.observe_snapshot({**self.admission.snapshot(), **await self.call("snapshot", [])})
+    async def _snapshot(self) -> dict[str, Any]:
+        return {**self.admission.snapshot(), **await self.call("snapshot", [])}
 
     async def reset_prefix_cache(self) -> bool:
         """Forgets the KV of ended requests. False if it could not, because requests are under way."""
@@ -418,8 +401,15 @@ class Stream2LLMEngine:
         if self._streams.get(stream.request_id) is stream:
             del self._streams[stream.request_id]
             self.admission.release(stream.request_id)
-            if self.metrics is not None:
-                self._unmeasured.append(stream)
+            self._metrics.ended(stream)
+
+    def _forget_unread(self) -> None:
+        """Drops requests that have ended and whose last output nobody has fetched yet; it can still be fetched."""
+        assert self._llm is not None
+        live = self._llm.output_processor.request_states
+        for stream in list(self._streams.values()):
+            if stream.engine_request_id not in live and stream.engine_request_id is not None:
+                self.forget(stream)
 
     def check_alive(self) -> None:
         """Raises EngineDeadError if the engine's core process has ended."""
@@ -457,8 +447,9 @@ class Stream2LLMEngine:
         while self._llm is not None and not self._llm.errored:
             await asyncio.sleep(_WATCH_S)
             try:
+                self._forget_unread()
                 await end_idle_streams(self._streams, self.admission)
-                if len(self._unmeasured) >= _MAX_UNMEASURED:
+                if self._metrics.is_due:
                     await self.observe_metrics()
             except EngineError:
                 continue  # a core that died meanwhile: the loop's condition sees it

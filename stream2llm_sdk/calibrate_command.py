@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from stream2llm_sdk.errors import Stream2LLMError
+from stream2llm_sdk.console import shown_errors
 
 if TYPE_CHECKING:
     from stream2llm_sdk.serving.calibration import CalibrationReport
@@ -41,7 +41,7 @@ def calibrate(
     console = Console()
     engine_args: dict[str, Any] = {"max_model_len": max_model_len, "tensor_parallel_size": tensor_parallel_size}
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    try:
+    with shown_errors():
         with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
             task = bar.add_task("calibrating", total=1.0)
             report = measure(
@@ -51,10 +51,6 @@ def calibrate(
                 progress=lambda share, line: bar.update(task, completed=share, description=escape(line)),
                 **engine_args,
             )
-    except Stream2LLMError as error:
-        Console(stderr=True).print(f"[bold red]{type(error).__name__}[/]: ", end="")
-        Console(stderr=True).print(str(error), markup=False, highlight=False)
-        raise typer.Exit(1) from error
     show_calibration(console, report)
     console.print(f"written to {escape(str(out))}")
 

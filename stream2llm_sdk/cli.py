@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +12,9 @@ from rich.console import Console
 
 from stream2llm_sdk import __version__
 from stream2llm_sdk.calibrate_command import calibrate
+from stream2llm_sdk.console import shown_errors
 from stream2llm_sdk.demo.ways import DEFAULT_QUESTION, Demo, DemoMode, DemoOptions
-from stream2llm_sdk.errors import ConfigurationError, Stream2LLMError
+from stream2llm_sdk.files import require_writable
 
 __all__ = ["app"]
 
@@ -83,9 +83,9 @@ def demo(
     from stream2llm_sdk.demo.view import ConsoleView, show_report
 
     console = Console()
-    try:
+    with shown_errors():
         if json_file is not None:
-            _require_writable(json_file)
+            require_writable(json_file, "--json")
         options = DemoOptions(
             question=question,
             urls=tuple(url or ()),
@@ -98,31 +98,9 @@ def demo(
             policy=policy,
         )
         report = asyncio.run(Demo(options, ConsoleView(console)).run())
-    except Stream2LLMError as error:
-        Console(stderr=True).print(f"[bold red]{type(error).__name__}[/]: ", end="")
-        Console(stderr=True).print(str(error), markup=False, highlight=False)
-        raise typer.Exit(1) from error
     show_report(console, report)
     if json_file is not None:
         json_file.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
-
-
-def _require_writable(file: Path) -> None:
-    """Says before minutes of work that their result could not be written.
-
-    Raises:
-        ConfigurationError: the file cannot be written.
-    """
-    folder = file.absolute().parent
-    if file.is_dir():
-        reason = "it is a folder: name a file in it"
-    elif not folder.is_dir():
-        reason = f"there is no folder {folder}: make it, or name a file elsewhere"
-    elif not os.access(file if file.exists() else folder, os.W_OK):
-        reason = "it may not be written: name a file elsewhere, or change the permissions"
-    else:
-        return
-    raise ConfigurationError(f"--json {file}: {reason}")
 
 
 app.command()(calibrate)

@@ -225,6 +225,17 @@ async def test_the_engine_ends_a_stream_that_nobody_feeds(
     assert engine.num_open_streams == 0
 
 
+async def test_an_answer_that_nobody_reads_takes_no_place_and_can_still_be_read(engine: Stream2LLMEngine) -> None:
+    prompt = tokens(random.Random(8), 30)
+    stream = await engine.open(prompt, GREEDY, finished=True, request_id="unread")
+    async with asyncio.timeout(30):
+        while engine.num_open_streams:
+            await asyncio.sleep(0.05)
+    assert engine.admission.snapshot()["num_waiting"] == 0
+    again = await engine.open(prompt, GREEDY, finished=True, request_id="unread")
+    assert (await read(stream))[0] == (await read(again))[0]
+
+
 async def test_the_trail_tells_the_request_from_begin_to_end(engine: Stream2LLMEngine) -> None:
     stream = await engine.open(tokens(random.Random(4), 90), GREEDY)
     await computed(stream, 89)

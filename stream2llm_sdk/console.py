@@ -1,0 +1,25 @@
+"""How commands show errors to people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+
+from stream2llm_sdk.errors import Stream2LLMError
+
+__all__ = ["shown_errors"]
+
+
+@contextmanager
+def shown_errors() -> Iterator[None]:
+    """Shows an error of the SDK on stderr, without a traceback, and ends the command with status 1."""
+    try:
+        yield
+    except Stream2LLMError as error:
+        console = Console(stderr=True)
+        console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
+        console.print(str(error), markup=False, highlight=False)
+        raise typer.Exit(1) from error
