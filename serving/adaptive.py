@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from stream2llm_sdk.serving.policies import FCFS, LCAS, SRPF, SchedulingPolicy, Standing
+from stream2llm_sdk.serving.policies import SRPF, SVF, SchedulingPolicy, Standing
 
 __all__ = ["Adaptive", "Observation", "Switch"]
 
@@ -16,17 +16,19 @@ class Observation:
 
     Attributes:
         now_s: the monotonic clock.
-        num_complete_waiting: requests with a complete prompt that wait to be served.
         free_share: free KV blocks of all, 0 to 1.
-        num_computed: tokens computed since the observation before.
-        num_invalidated: computed tokens that updates made void since then.
+        num_open: streams whose prompt is not complete.
+        num_complete: requests whose prompt is, those that run and those that wait.
+        num_waiting: those of them that wait.
+        num_answering: those of them of which this step computed an output token after the first.
     """
 
     now_s: float
-    num_complete_waiting: int
     free_share: float
-    num_computed: int
-    num_invalidated: int
+    num_open: int
+    num_complete: int
+    num_waiting: int
+    num_answering: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,15 @@ class Switch:
 
 
 class Adaptive:
-    """FCFS while there is nothing to choose; under a backlog of complete requests the shortest remaining prefill first
-    (SRPF); where updates void much of what is computed, the prompts that have been quiet for longest first (LCAS).
+    """The shortest remaining prefill first (SRPF), and the smallest volume first (SVF) where answers hold the memory.
 
-    It does not flap: what is seen is smoothed over `memory_s` seconds, a state is entered at a higher mark than it is
-    left, and a policy stays for `dwell_s` seconds at least.
+    Prompts that are open, and prefill, are what SRPF is best at: an open prompt of little volume must not go before
+    complete ones. Where most requests are complete, memory is full of those that are being answered and others wait
+    for it, what they will hold for how long decides, and admitting more than can end only makes them evict each other:
+    that is SVF with its look-ahead. It has no ageing, so neither has this policy while SVF is in force.
+
+    It does not flap: what is seen is smoothed over `memory_s` seconds, SVF is entered at higher marks than it is left,
+    and a policy stays for `dwell_s` seconds at least.
 
     Attributes:
         current: the policy in force.
@@ -55,25 +61,20 @@ class Adaptive:
     plans_when_short = True
     follows_progress = True
     uses_forecasts = True
-    looks_ahead = False
 
     def __init__(self, *, memory_s: float = 2.0, dwell_s: float = 5.0) -> None:
-        self.current: SchedulingPolicy = FCFS()
+        self.current: SchedulingPolicy = SRPF()
+        self.looks_ahead = self.current.looks_ahead
         self.num_switches = 0
         self.last_switch: Switch | None = None
-        self._choices: dict[str, SchedulingPolicy] = {policy.name: policy for policy in (self.current, SRPF(), LCAS())}
+        self._choices: dict[str, SchedulingPolicy] = {policy.name: policy for policy in (self.current, SVF())}
         self._memory_s, self._dwell_s = memory_s, dwell_s
         self._seen_s: float | None = None
-        self._since_s = -dwell_s
-        self._backlog = self._used = self._computed = self._invalidated = 0.0
+        self._since_s = 0.0
+        self._used = self._open = self._complete = self._waiting = self._answering = 0.0
 
     def key(self, standing: Standing) -> tuple[Any, ...]:
         return self.current.key(standing)
-
-    @property
-    def invalidated_share(self) -> float:
-        """Share of the computed tokens that updates made void, of late."""
-        return self._invalidated / self._computed if self._computed > 0 else 0.0
 
     def observe(self, seen: Observation) -> Switch | None:
         """Takes notice of a step; returns the switch if there is one."""
@@ -82,23 +83,30 @@ class Adaptive:
         passed_s = max(0.0, seen.now_s - self._seen_s)
         self._seen_s = seen.now_s
         new = passed_s / (passed_s + self._memory_s)
-        self._backlog += new * (seen.num_complete_waiting - self._backlog)
         self._used += new * (1.0 - seen.free_share - self._used)
-        self._computed = self._computed * (1.0 - new) + seen.num_computed
-        self._invalidated = self._invalidated * (1.0 - new) + seen.num_invalidated
-        wanted, reason = self._wanted()
+        self._open += new * (seen.num_open - self._open)
+        self._complete += new * (seen.num_complete - self._complete)
+        self._waiting += new * (seen.num_waiting - self._waiting)
+        self._answering += new * (seen.num_answering - self._answering)
+        wanted = self._wanted()
         if wanted == self.current.name or seen.now_s - self._since_s < self._dwell_s:
             return None
         self.current, self._since_s = self._choices[wanted], seen.now_s
+        self.looks_ahead = self.current.looks_ahead
         self.num_switches += 1
-        self.last_switch = Switch(wanted, reason)
+        self.last_switch = Switch(wanted, self._reason())
         return self.last_switch
 
-    def _wanted(self) -> tuple[str, str]:
-        now = self.current.name
-        voided = self.invalidated_share
-        if voided > (0.3 if now == LCAS.name else 0.5) and self._used > 0.5:
-            return LCAS.name, f"updates make {voided:.0%} of the computed tokens void, {self._used:.0%} of memory used"
-        if self._backlog > (0.5 if now == SRPF.name else 1.5):
-            return SRPF.name, f"{self._backlog:.1f} complete requests wait on average"
-        return FCFS.name, f"{self._backlog:.1f} complete requests wait on average, {voided:.0%} made void"
+    def _wanted(self) -> str:
+        is_in = self.current.name == SVF.name
+        is_full = self._used > (0.5 if is_in else 0.85)
+        is_complete = self._complete > (1.0 if is_in else 3.0) * self._open
+        is_answering = self._answering > (0.25 if is_in else 0.5) * max(1.0, self._complete - self._waiting)
+        is_waiting = self._waiting > (0.5 if is_in else 1.5)
+        return SVF.name if is_full and is_complete and is_answering and is_waiting else SRPF.name
+
+    def _reason(self) -> str:
+        return (
+            f"{self._used:.0%} of memory used, {self._answering:.1f} requests are being answered, {self._waiting:.1f} "
+            f"complete ones wait, {self._open:.1f} prompts are open, on average"
+        )

@@ -27,6 +27,8 @@ class SchedulingOptions:
         cost_model: file of `stream2llm calibrate`; None for an estimate that is corrected while serving.
         frozen_costs: whether the cost model is left as it is.
         length_predictor: 'quantile' of recent outputs, 'max_tokens', or the file of a trained predictor.
+        look_ahead: whether policies that look ahead do, so that answers do not run out of memory half way; off for
+            comparison.
         tenant_weights: each tenant's share relative to the others', 1 for those that are not named.
 
     Raises:
@@ -39,14 +41,16 @@ class SchedulingOptions:
     cost_model: str | os.PathLike[str] | None = None
     frozen_costs: bool = False
     length_predictor: str = "quantile"
+    look_ahead: bool = True
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("victims", "preemption_mode", "length_predictor"):
             if not isinstance(value := getattr(self, name), str):
                 raise ConfigurationError(f"{name}={value!r:.80}: give a name")
-        if not isinstance(self.frozen_costs, bool):
-            raise ConfigurationError(f"frozen_costs={self.frozen_costs!r:.80}: give True or False")
+        for name in ("frozen_costs", "look_ahead"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigurationError(f"{name}={value!r:.80}: give True or False")
         make_victim_order(self.victims)
         mode = PreemptionMode.parse(self.preemption_mode)
         FairShare(self.tenant_weights)
@@ -78,6 +82,7 @@ class SchedulingOptions:
             "cost_model": None if self.cost_model is None else os.path.abspath(self.cost_model),
             "frozen_costs": self.frozen_costs,
             "length_predictor": self.length_predictor,
+            "look_ahead": self.look_ahead,
             "tenant_weights": dict(self.tenant_weights),
         }
 

@@ -43,7 +43,6 @@ class OrderedScheduler(StreamingPromptScheduler):
         self.shares = FairShare(self.options.get("tenant_weights"))
         self.outlook = Outlook(self.options.get("length_predictor") or "quantile")
         self._forecasts: Mapping[str, Forecast] = {}
-        self._num_tokens_seen = self._num_invalidated_seen = 0
         self._uses_forecasts = self.scheduling_policy.uses_forecasts or (
             self.options.get("victims") == LatestCompletion.name
         )
@@ -67,7 +66,6 @@ class OrderedScheduler(StreamingPromptScheduler):
     def _apply(self, request: Request, prompt: StreamingPrompt, new: TokenArray, lcp: int, final: bool) -> int:
         self.outlook.prompt_changed(request, len(new), final, prompt.last_chunk_arrival_time)
         num_invalidated = super()._apply(request, prompt, new, lcp, final)
-        self._num_invalidated_seen += num_invalidated
         if final:
             self.outlook.completed(request, prompt)
             self._reorder(request)
@@ -111,8 +109,7 @@ class OrderedScheduler(StreamingPromptScheduler):
         if not self._uses_forecasts:
             self.outlook.pick_up()
         if isinstance(self.scheduling_policy, Adaptive):
-            self._num_tokens_seen += output.total_num_scheduled_tokens
-            self._adapt(self.scheduling_policy)
+            self._adapt(self.scheduling_policy, output)
         if self.shares.num_tenants > 1:
             for request_id, num_tokens in output.num_scheduled_tokens.items():
                 self.shares.charge(self._tenant(self.requests[request_id]), num_tokens)
@@ -120,18 +117,20 @@ class OrderedScheduler(StreamingPromptScheduler):
         if self.scheduling_policy.follows_progress or self._uses_forecasts:
             self._reorder_all(self.requests[request_id] for request_id in output.num_scheduled_tokens)
 
-    def _adapt(self, policy: Adaptive) -> None:
-        num_complete = sum(
-            not self._is_open(request) for queue in (self.waiting, self.kv_holding_waiting) for request in queue
-        )
+    def _adapt(self, policy: Adaptive, output: SchedulerOutput) -> None:
+        num_unfinished = len(self.requests)
         seen = Observation(
             now_s=self.now_s(),
-            num_complete_waiting=num_complete,
             free_share=self.kv.num_free / self.kv.num_total,
-            num_computed=self._num_tokens_seen,
-            num_invalidated=self._num_invalidated_seen,
+            num_open=self.num_open,
+            num_complete=num_unfinished - self.num_open,
+            num_waiting=sum(
+                not self._is_open(request) for queue in (self.waiting, self.kv_holding_waiting) for request in queue
+            ),
+            num_answering=sum(
+                self.requests[request_id].num_output_tokens > 0 for request_id in output.num_scheduled_tokens
+            ),
         )
-        self._num_tokens_seen = self._num_invalidated_seen = 0
         switch = policy.observe(seen)
         if switch is not None:
             for request_id in self.prompts:

@@ -46,15 +46,21 @@ def make_predictor(name: str) -> LengthPredictor:
 class Outlook:
     """Learns from what happens to requests, and tells what it expects of those that are there.
 
-    A predictor that was trained runs in a thread, off the step's path, and until it has answered the request's
-    `max_tokens` stands; the others answer at once.
+    A predictor that is named by its file runs in a thread, off the step's path, and until it has answered the request's
+    `max_tokens` stands; the others, and one that is given itself, answer at once.
     """
 
-    def __init__(self, predictor: str = "quantile") -> None:
+    def __init__(self, predictor: str | LengthPredictor = "quantile") -> None:
         self.streams = StreamForecaster()
         self.class_means = ClassMeans()
-        self._predictor = make_predictor(predictor)
-        self._batched = BatchedPrediction(self._predictor) if predictor.endswith(".json") else None
+        self._batched: BatchedPrediction | None = None
+        self._reads_questions = True
+        if isinstance(predictor, str):
+            self._predictor = make_predictor(predictor)
+            self._reads_questions = predictor.endswith(".json")
+            self._batched = BatchedPrediction(self._predictor) if self._reads_questions else None
+        else:
+            self._predictor = predictor
         self._features: dict[str, RequestFeatures] = {}
         self._predictions: Mapping[str, LengthPrediction] | dict[str, LengthPrediction] = {}
 
@@ -107,7 +113,7 @@ class Outlook:
             max_tokens=request.max_tokens,
             tag="" if prompt is None else prompt.tag,
             tenant="" if prompt is None else prompt.tenant,
-            question_token_ids=tuple((request.prompt_token_ids or ())[-64:]) if self._batched is not None else (),
+            question_token_ids=tuple((request.prompt_token_ids or ())[-64:]) if self._reads_questions else (),
         )
         self._features[request.request_id] = features
         if self._batched is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.serving.length_prediction import volume
@@ -75,7 +75,8 @@ class SchedulingPolicy(Protocol):
         plans_when_short: whether steps without any open stream are planned when memory is short.
         follows_progress: whether keys change with the tokens that a step computes.
         uses_forecasts: whether keys depend on what is expected of open prompts or of outputs.
-        looks_ahead: whether a request is admitted only if all that were admitted can end in the memory there is.
+        looks_ahead: what is admitted only if it and all that were admitted can run to their ends in the memory there
+            is: "all", "complete" requests (open ones give way to them anyway), or "none".
     """
 
     name: str
@@ -83,7 +84,7 @@ class SchedulingPolicy(Protocol):
     plans_when_short: bool
     follows_progress: bool
     uses_forecasts: bool
-    looks_ahead: bool
+    looks_ahead: Literal["all", "complete", "none"]
 
     def key(self, standing: Standing) -> Key:
         """The rank of a request."""
@@ -96,7 +97,7 @@ class _Policy:
     plans_when_short = True
     follows_progress = False
     uses_forecasts = False
-    looks_ahead = False
+    looks_ahead: Literal["all", "complete", "none"] = "none"
 
 
 class DefaultVLLM(_Policy):
@@ -113,6 +114,7 @@ class FCFS(_Policy):
     """Complete requests before open ones, each by arrival (Stream2LLM's `fcfs`)."""
 
     name = "FCFS"
+    looks_ahead = "complete"
 
     def key(self, standing: Standing) -> Key:
         return (standing.is_open, standing.request.priority, standing.request.arrival_time)
@@ -123,6 +125,7 @@ class LCAS(_Policy):
     `lcas`, as its code has it: the prose says most recent first)."""
 
     name = "LCAS"
+    looks_ahead = "complete"
 
     def key(self, standing: Standing) -> Key:
         return (standing.is_open, standing.request.priority, standing.last_chunk_s)
@@ -156,7 +159,7 @@ class SVF(_Policy):
     name = "SVF"
     plans_plain_requests = True
     uses_forecasts = True
-    looks_ahead = True
+    looks_ahead = "all"
 
     def key(self, standing: Standing) -> Key:
         return (standing.request.priority, volume(standing.final_num_tokens, standing.num_output_tokens))
@@ -179,6 +182,7 @@ class SRPF(_Policy):
     """
 
     name = "SRPF"
+    looks_ahead = "complete"
     plans_plain_requests = True
     follows_progress = True
     uses_forecasts = True

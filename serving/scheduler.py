@@ -19,7 +19,7 @@ from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.request import Request, RequestStatus
 
 from stream2llm_sdk.serving.fair_share import BlockShares
-from stream2llm_sdk.serving.look_ahead import fits_to_the_end
+from stream2llm_sdk.serving.look_ahead import LookAhead, Memory, fits_to_the_end
 from stream2llm_sdk.serving.orphans import end_with_parent
 from stream2llm_sdk.serving.planner import Candidate, Limits, Plan, Planner
 from stream2llm_sdk.serving.preempting_scheduler import PreemptingScheduler
@@ -33,6 +33,10 @@ _BLOCKED = (
     RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
     RequestStatus.WAITING_FOR_STREAMING_REQ,
 )
+
+
+_UNKNOWN_OUTPUT = 1_024
+"""Tokens that a look-ahead keeps free for an answer of which nothing but the limit is known."""
 
 
 class Stream2LLMScheduler(PreemptingScheduler):
@@ -96,9 +100,15 @@ class Stream2LLMScheduler(PreemptingScheduler):
         policy = self.scheduling_policy
         if self.num_open or policy.plans_plain_requests or self.shares.num_tenants > 1:
             return True
-        if self.prompts and policy.plans_when_short and self.kv.num_free < self._most_blocks_of_step:
-            return True
+        if self.prompts and policy.plans_when_short:
+            if self.kv.num_free < self._most_blocks_of_step:
+                return True
+            if self.waiting and self._looks_ahead != "none" and not self._all_fit_to_the_end():
+                return True
         return any(request.request_id in self.prompts for request in self.kv_holding_waiting)
+
+    def _all_fit_to_the_end(self) -> bool:
+        return fits_to_the_end((self._memory(request) for _, request in self.order), self._capacity)
 
     @property
     def _most_blocks_of_step(self) -> int:
@@ -134,16 +144,19 @@ class Stream2LLMScheduler(PreemptingScheduler):
         entries = iter(self.order)
         if self.shares.num_tenants > 1:
             entries = self.order.by_share(self.shares, lambda request_id: plan.num_tokens.get(request_id, 0))
-        admits = self.scheduling_policy.looks_ahead
+        look_ahead = LookAhead(self._memory_of_admitted, self._capacity)
         for key, request in entries:
             is_admitted = request.status is RequestStatus.RUNNING or request.num_computed_tokens > 0
             if not is_admitted:
                 if only_holders:
                     continue
-                if self.scheduling_policy.looks_ahead:
-                    admits = admits and self._fits_to_the_end(request, plan)
-                    if not admits:
-                        continue
+                if self._is_looked_at(request):
+                    memory = self._memory(request)
+                    if look_ahead.lets_in(memory):
+                        yield self._candidate(key, request)
+                        if request.request_id in plan.num_tokens:
+                            look_ahead.admitted(memory)
+                    continue
             elif (candidate := self._decoding.get(request.request_id)) is not None and self._decodes(
                 key, request, candidate
             ):
@@ -170,27 +183,37 @@ class Stream2LLMScheduler(PreemptingScheduler):
         self._decoding.pop(request.request_id, None)
         return super()._free_request(request, delay_free_blocks=delay_free_blocks)
 
-    def _fits_to_the_end(self, request: Request, plan: Plan) -> bool:
-        """SVF's look-ahead: whether all that was admitted, and this one, can run to their ends in the memory there is.
-        Idle streams do not count: they are the first to give theirs up."""
-        together = [request]
-        for _, other in self.order:
-            if other is not request and (
-                other.status == RequestStatus.RUNNING
-                or other.num_computed_tokens
-                or other.request_id in plan.num_tokens
-            ):
-                together.append(other)
-        if len(together) == 1:
-            return True
-        num_groups = len(self.kv_cache_config.kv_cache_groups)  # each keeps blocks of its own for the same tokens
-        return fits_to_the_end(map(self._memory, together), self.kv.num_total * self.block_size / num_groups)
+    def _memory_of_admitted(self) -> Iterator[Memory]:
+        """Of those that a look-ahead counts. Idle streams are the first to give theirs up."""
+        for _, request in self.order:
+            is_admitted = request.status is RequestStatus.RUNNING or request.num_computed_tokens > 0
+            if is_admitted and self._is_looked_at(request):
+                yield self._memory(request)
 
-    def _memory(self, request: Request) -> tuple[float, float]:
+    @property
+    def _looks_ahead(self) -> str:
+        return self.scheduling_policy.looks_ahead if self.options.get("look_ahead", True) else "none"
+
+    def _is_looked_at(self, request: Request) -> bool:
+        """Whether the policy's look-ahead decides on the request, and counts it."""
+        looks_ahead = self._looks_ahead
+        return looks_ahead == "all" or (looks_ahead == "complete" and not self._is_open(request))
+
+    def _memory(self, request: Request) -> Memory:
         """Tokens of its final prompt and of its output so far, and the output still to come."""
-        standing = self.standing(request, is_admitted=False)
-        to_come = max(1.0, standing.num_output_tokens - request.num_output_tokens)
-        return standing.final_num_tokens + request.num_output_tokens, to_come
+        prompt = self.prompts.get(request.request_id)
+        num_tokens = request.num_prompt_tokens
+        if prompt is not None and prompt.is_open:
+            num_tokens = max(num_tokens, prompt.final_num_tokens)
+        num_output: float = self.outlook.output(request).num_tokens
+        if num_output >= request.max_tokens:  # nothing is known but the limit, which may be far off
+            num_output = min(num_output, max(_UNKNOWN_OUTPUT, request.num_output_tokens))
+        return num_tokens + request.num_output_tokens, max(1.0, num_output - request.num_output_tokens)
+
+    @property
+    def _capacity(self) -> float:
+        """Tokens of KV that there are: each group of layers keeps blocks of its own for the same tokens."""
+        return self.kv.num_total * self.block_size / len(self.kv_cache_config.kv_cache_groups)
 
     def _holders(self) -> Iterator[Candidate]:
         """Whose KV may be taken now."""
@@ -266,13 +289,14 @@ class Stream2LLMScheduler(PreemptingScheduler):
     def _first_to_get_on(self, num_slots: int) -> str | None:
         """The first request in the order that nothing but memory could hold up. One that a look-ahead keeps out is not:
         it would protect nobody."""
-        only_admitted = self.scheduling_policy.looks_ahead
+        look_ahead = LookAhead(self._memory_of_admitted, self._capacity)
         first = None
         for _, request in self.order:
             running = request.status == RequestStatus.RUNNING
             keeps_slot = running or (self.use_v2_model_runner and request.request_id in self._resident)
             if (running or self._is_ready(request)) and (keeps_slot or num_slots > 0):
-                if not only_admitted or running or request.num_computed_tokens:
+                is_admitted = running or request.num_computed_tokens > 0
+                if is_admitted or not self._is_looked_at(request) or look_ahead.lets_in(self._memory(request)):
                     return request.request_id
                 first = first or request.request_id
         return first

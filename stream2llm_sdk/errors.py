@@ -4,6 +4,7 @@ Stream2LLMError
 ├── ConfigurationError (also ValueError)
 ├── MissingExtraError (also ImportError)
 ├── UnsupportedFeatureError
+├── TraceError
 ├── PromptError (also ValueError)
 │   ├── PromptTooLongError
 │   └── EmptyPromptError
@@ -24,6 +25,8 @@ Stream2LLMError
 
 from __future__ import annotations
 
+from os import PathLike
+
 __all__ = [
     "AddressNotAllowedError",
     "ConfigurationError",
@@ -43,6 +46,7 @@ __all__ = [
     "StreamError",
     "StreamFinishedError",
     "StreamIdleError",
+    "TraceError",
     "UnknownRequestError",
     "UnsupportedFeatureError",
 ]
@@ -66,6 +70,31 @@ class MissingExtraError(Stream2LLMError, ImportError):
 
 class UnsupportedFeatureError(Stream2LLMError):
     """The engine cannot do this for a streaming prompt."""
+
+
+class TraceError(Stream2LLMError):
+    """A trace file that cannot be read: damaged, or with a value that cannot be.
+
+    Attributes:
+        reason: what is wrong, with the value.
+        file: where it was found.
+        row: which row of the file, the first below its heading being 1; in a JSON file, the key. None for all of it.
+        column: which column, or None.
+    """
+
+    def __init__(
+        self, reason: str, *, file: str | PathLike[str], row: int | str | None = None, column: str | None = None
+    ) -> None:
+        place = [str(file)]
+        if row is not None:
+            place.append(f"row {row}" if isinstance(row, int) else f"key {row!r:.80}")
+        if column is not None:
+            place.append(f"column {column!r}")
+        super().__init__(f"{', '.join(place)}: {reason}")
+        self.reason = reason
+        self.file = file
+        self.row = row
+        self.column = column
 
 
 class PromptError(Stream2LLMError, ValueError):

@@ -10,11 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from stream2llm_sdk.errors import ConfigurationError, EngineError
 from stream2llm_sdk.serving.cost_correction import OnlineCorrection
 from stream2llm_sdk.serving.cost_model import CostModel
+from stream2llm_sdk.serving.length_prediction import LengthPredictor
+from stream2llm_sdk.serving.outlook import Outlook
 from stream2llm_sdk.serving.simulator.bare_scheduler import BlockHasher, build_scheduler
 from stream2llm_sdk.serving.simulator.clock import LatencyModel, StepFacts, VirtualClock
 from stream2llm_sdk.serving.simulator.latency import H200_LLAMA_8B, StepLatency
@@ -24,14 +26,30 @@ from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY
 from stream2llm_sdk.serving.swap.messages import CopySample
 from stream2llm_sdk.trail import EventType
 
-__all__ = ["CopyLatency", "simulate"]
+__all__ = ["CopyLatency", "LoadObserver", "simulate"]
 
 CopyLatency = Callable[[int, int], float]
 """`(num_blocks_out, num_blocks_in)` of one step to the seconds that the copies between GPU and host add to it. The
 numbers are those of the `outs` and `ins` of the step's `SwapMetadata`."""
 
-_SCHEDULER = "stream2llm_sdk.serving.scheduler.Stream2LLMScheduler"
-_SAMPLED_TOKEN_ID = 5
+
+class LoadObserver(Protocol):
+    """Looks on while a load is simulated. What it raises ends the simulation."""
+
+    def step(self, now_s: float, scheduler: Any) -> None:
+        """Called after each step that ran the model."""
+        ...
+
+    def ended(self, index: int, result: RequestResult, records: Sequence[Any]) -> None:
+        """Called when a request has ended, with its trail's records; vLLM's own scheduler keeps none."""
+        ...
+
+
+_SCHEDULERS = {
+    "stream2llm": "stream2llm_sdk.serving.scheduler.Stream2LLMScheduler",
+    "published": "stream2llm_sdk.serving.simulator.published_scheduler.PublishedScheduler",
+}
+_SAMPLED_TOKEN_ID, _STOP_TOKEN_ID = 5, 6
 _COUNTERS = ("num_tokens_recomputed", "num_tokens_invalidated", "num_tokens_cached")
 # An engine core with work calls the scheduler again at once. So often it may answer with an empty step (one drains
 # what has ended, one follows a plan that failed) before nothing but the next message can change its mind.
@@ -42,6 +60,7 @@ def simulate(
     requests: Sequence[SimulatedRequest],
     *,
     policy: str | None = "DEFAULT_VLLM",
+    system: Literal["stream2llm", "published"] = "stream2llm",
     streaming: bool = True,
     num_gpu_blocks: int = 100_000,
     max_num_batched_tokens: int = 2048,
@@ -52,7 +71,9 @@ def simulate(
     latency: LatencyModel = H200_LLAMA_8B,
     copy_latency: CopyLatency | None = None,
     cost_model: CostModel | None = None,
+    length_predictor: LengthPredictor | None = None,
     scheduler_options: Mapping[str, Any] | None = None,
+    observer: LoadObserver | None = None,
     **engine_args: Any,
 ) -> SimulationResult:
     """Serves `requests` from an idle engine until all have ended. The same arguments give the same result.
@@ -60,6 +81,8 @@ def simulate(
     Args:
         requests: the load, in any order.
         policy: a name of `POLICIES`; None for vLLM's own scheduler, which cannot stream.
+        system: 'stream2llm', or 'published' for the published system's own decisions (`PublishedScheduler`), which
+            needs no `kv_transfer_config` to swap and knows the options of `PublishedOptions`.
         streaming: whether prompts are sent chunk by chunk, or whole when their last chunk is there.
         num_gpu_blocks: KV blocks in all; one of them is vLLM's null block.
         max_num_batched_tokens: the token budget of a step.
@@ -70,7 +93,10 @@ def simulate(
         latency: seconds per step. The messaging time of a `StepLatency` delays what clients see.
         copy_latency: seconds that a step's copies take; with a `kv_transfer_config` among `engine_args`.
         cost_model: what the scheduler believes that recompute and copies cost; left out, its own estimate.
+        length_predictor: what the scheduler expects of outputs; it answers at once, where a trained one that is named
+            in `scheduler_options` would run in a thread, and results would depend on the machine.
         scheduler_options: more of `additional_config["stream2llm"]`.
+        observer: who is told of steps and of requests that have ended.
         engine_args: more of vLLM's `EngineArgs`.
 
     Raises:
@@ -79,10 +105,12 @@ def simulate(
     """
     if policy is None and streaming:
         raise ConfigurationError("vLLM's own scheduler (policy=None) cannot stream prompts; use streaming=False")
+    if system not in _SCHEDULERS:
+        raise ConfigurationError(f"unknown system {system!r}: choose one of {', '.join(_SCHEDULERS)}")
     _check_fit(requests, min(max_model_len, (num_gpu_blocks - 1) * block_size))
     options = {**(scheduler_options or {}), "policy": policy}
     scheduler, block_hasher = build_scheduler(
-        None if policy is None else _SCHEDULER,
+        None if policy is None else _SCHEDULERS[system],
         num_gpu_blocks,
         {
             "max_num_batched_tokens": max_num_batched_tokens,
@@ -94,9 +122,12 @@ def simulate(
             **engine_args,
         },
     )
+    if length_predictor is not None:
+        scheduler.outlook = Outlook(length_predictor)
     if cost_model is not None:
         scheduler.costs = OnlineCorrection(cost_model, frozen=scheduler.costs.frozen)
     run = _Run(scheduler, block_hasher, requests, streaming=streaming, latency=latency, copy_latency=copy_latency)
+    run.observer = observer
     started_s = time.perf_counter()
     run.run()
     return run.result(time.perf_counter() - started_s)
@@ -166,6 +197,7 @@ class _Run:
         self._live: dict[str, _Live] = {}
         self._results: dict[int, RequestResult] = {}
         self._num_steps, self._busy_s, self._peak_kv_usage = 0, 0.0, 0.0
+        self.observer: LoadObserver | None = None
 
     def run(self) -> None:
         num_empty = 0
@@ -212,6 +244,7 @@ class _Run:
             temperature=0.0,
             max_tokens=simulated.max_tokens,
             ignore_eos=True,
+            stop_token_ids=[_STOP_TOKEN_ID],
             extra_args={EXTRA_ARGS_KEY: self._flags(simulated, sent_s)} if self._traced else None,
         )
         request = Request(
@@ -222,6 +255,8 @@ class _Run:
             arrival_time=sent_s,
             block_hasher=self._block_hasher,
         )
+        if self._block_hasher is None:
+            request.prefill_stats = None  # no cache to report on: vLLM would look through all blocks in vain
         self._live[request_id] = _Live(index)
         self._scheduler.add_request(request)
 
@@ -270,6 +305,8 @@ class _Run:
         for result in results.values():
             for request_output in result.outputs:
                 self._collect(request_output)
+        if self.observer is not None:
+            self.observer.step(self._clock.now_s, self._scheduler)
         return True
 
     def _forward(self, num_scheduled_tokens: Mapping[str, int]) -> tuple[list[tuple[int, int]], list[list[int]]]:
@@ -281,7 +318,11 @@ class _Run:
             request = requests[request_id]
             stop = request.num_computed_tokens
             spans.append((stop - num_tokens, stop))
-            sampled.append([_SAMPLED_TOKEN_ID] if stop == request.num_tokens else [])
+            if stop == request.num_tokens:
+                ends = request.num_output_tokens + 1 == self._requests[live[request_id].index].stops_after
+                sampled.append([_STOP_TOKEN_ID if ends else _SAMPLED_TOKEN_ID])
+            else:
+                sampled.append([])
             live[request_id].num_computed += num_tokens
         return spans, sampled
 
@@ -290,7 +331,8 @@ class _Run:
         copies = output.kv_connector_metadata
         if copies is not None and self._copy_latency is not None:
             duration_s += self._copy_latency(len(copies.outs), len(copies.ins))
-            self._report_copies(copies, self._copy_latency)
+            if self._scheduler.swap is not None:
+                self._report_copies(copies, self._copy_latency)
         self._clock.advance(duration_s)
         self._busy_s += duration_s
 
@@ -317,7 +359,8 @@ class _Run:
 
     def _result_of(self, request_id: str, live: _Live) -> RequestResult:
         simulated = self._requests[live.index]
-        return RequestResult(
+        records = self._scheduler("trail", [[request_id]])[request_id] if self._traced else ()
+        result = RequestResult(
             arrival_s=simulated.arrival_s,
             context_complete_s=simulated.context_complete_s,
             first_token_s=live.first_token_s,
@@ -327,19 +370,22 @@ class _Run:
             num_prompt_tokens=simulated.num_prompt_tokens,
             num_output_tokens=live.num_output,
             num_tokens_computed=live.num_computed,
-            **(self._traced_counters(request_id) if self._traced else _own_counters(simulated, live)),
+            **(_traced_counters(records) if self._traced else _own_counters(simulated, live)),
         )
+        if self.observer is not None:
+            self.observer.ended(live.index, result, records)
+        return result
 
-    def _traced_counters(self, request_id: str) -> dict[str, int]:
-        """What the scheduler's trail says of a request that has ended."""
-        records = self._scheduler("trail", [[request_id]])[request_id]
-        kinds = Counter(event for event, *_ in records)
-        counters = records[-1][-1] or {}
-        return {
-            **{name: counters[name] for name in _COUNTERS},
-            "num_recompute_preemptions": kinds[EventType.PREEMPTED_RECOMPUTE],
-            "num_swap_preemptions": kinds[EventType.PREEMPTED_SWAP],
-        }
+
+def _traced_counters(records: Sequence[Any]) -> dict[str, int]:
+    """What the scheduler's trail says of a request that has ended."""
+    kinds = Counter(event for event, *_ in records)
+    counters = records[-1][-1] or {}
+    return {
+        **{name: counters[name] for name in _COUNTERS},
+        "num_recompute_preemptions": kinds[EventType.PREEMPTED_RECOMPUTE],
+        "num_swap_preemptions": kinds[EventType.PREEMPTED_SWAP],
+    }
 
 
 def _own_counters(simulated: SimulatedRequest, live: _Live) -> dict[str, int]:

@@ -32,10 +32,13 @@ def questions() -> list[Any]:
 
 
 def streams() -> list[Any]:
-    from stream2llm_sdk.serving.simulator.workloads import crawler_like
+    from stream2llm_sdk.traces.arrivals import Arrivals
+    from stream2llm_sdk.traces.simulated import simulated_requests
+    from stream2llm_sdk.traces.synthesis import SynthesisOptions, synthesize
 
     # By Little's law a hundred are open when they last about 90 s and 1.1 come a second.
-    return crawler_like(170, 1.1, seed=0, delay_multiplier=10.0, tenant="many")
+    options = SynthesisOptions(arrivals=Arrivals(rate_per_s=1.1), delay_multiplier=10.0, tenants={"many": 1.0})
+    return simulated_requests(synthesize("crawler", 170, seed=0, options=options))
 
 
 def one_run(policy: str, shared: bool) -> dict[str, Any]:

@@ -28,9 +28,12 @@ COLUMNS = [
 
 def one_run(policy: str, num_blocks: int, draw: int) -> dict[str, Any]:
     from stream2llm_sdk.serving.simulator.load import simulate
-    from stream2llm_sdk.serving.simulator.workloads import crawler_like
+    from stream2llm_sdk.traces.arrivals import Arrivals
+    from stream2llm_sdk.traces.simulated import simulated_requests
+    from stream2llm_sdk.traces.synthesis import SynthesisOptions, synthesize
 
-    requests = crawler_like(NUM_REQUESTS, RATE_PER_S, seed=0, arrival_seed=draw, delay_multiplier=DELAY_MULTIPLIER)
+    options = SynthesisOptions(arrivals=Arrivals(rate_per_s=RATE_PER_S), delay_multiplier=DELAY_MULTIPLIER)
+    requests = simulated_requests(synthesize("crawler", NUM_REQUESTS, seed=0, arrival_seed=draw, options=options))
     result = simulate(requests, policy=policy, num_gpu_blocks=num_blocks)
     run = {"policy": policy, "num_blocks": num_blocks, "draw": draw, **result.summary()}
     return {**run, "num_steps": result.num_steps, "wall_s": result.wall_s}

@@ -22,16 +22,24 @@ DRAWS = range(3)
 BLOCK_SIZE = 16
 
 
+def requests(kind: Any, num_requests: int, rate_per_s: float, draw: int, **options: Any) -> list[Any]:
+    from stream2llm_sdk.traces.arrivals import Arrivals
+    from stream2llm_sdk.traces.simulated import simulated_requests
+    from stream2llm_sdk.traces.synthesis import SynthesisOptions, synthesize
+
+    chosen = SynthesisOptions(arrivals=Arrivals(rate_per_s=rate_per_s), **options)
+    return simulated_requests(synthesize(kind, num_requests, seed=0, arrival_seed=draw, options=chosen))
+
+
 def loads() -> dict[str, dict[str, Any]]:
     from stream2llm_sdk.serving.cost_model import H200_LLAMA_8B, CostCurve
-    from stream2llm_sdk.serving.simulator.workloads import anns_like, crawler_like
 
     def slower(curve: CostCurve) -> CostCurve:
         return CostCurve(curve.num_tokens, tuple(20 * seconds for seconds in curve.seconds))
 
     slow = replace(H200_LLAMA_8B, swap_out=slower(H200_LLAMA_8B.swap_out), swap_in=slower(H200_LLAMA_8B.swap_in))
     crawler = {
-        "requests": lambda draw: crawler_like(1_000, 4.0, seed=0, arrival_seed=draw, delay_multiplier=10.0),
+        "requests": lambda draw: requests("crawler", 1_000, 4.0, draw, delay_multiplier=10.0),
         "num_gpu_blocks": 60_000,
         "max_num_batched_tokens": 2_048,
         "costs": H200_LLAMA_8B,
@@ -39,9 +47,7 @@ def loads() -> dict[str, dict[str, Any]]:
     return {
         "crawler": crawler,
         "anns": {
-            "requests": lambda draw: anns_like(
-                400, 2.0, seed=0, arrival_seed=draw, delay_multiplier=30.0, search_gap="last"
-            ),
+            "requests": lambda draw: requests("anns", 400, 2.0, draw, delay_multiplier=30.0, search_gap="last"),
             "num_gpu_blocks": 60_000,
             "max_num_batched_tokens": 8_192,
             "costs": H200_LLAMA_8B,

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from stream2llm_sdk.serving.adaptive import Adaptive, Observation, Switch
 
 STEP_S = 0.1
+ANSWERS_HOLD_THE_MEMORY = {"free": 0.02, "complete": 40, "waiting": 20, "answering": 20, "opened": 2}
 
 
 class Steps:
@@ -15,56 +20,67 @@ class Steps:
         self.now_s = 0.0
 
     def take(
-        self, seconds: float, *, waiting: int = 0, free: float = 0.9, computed: int = 100, invalidated: int = 0
+        self,
+        seconds: float,
+        *,
+        free: float = 0.9,
+        opened: int = 0,
+        complete: int = 1,
+        waiting: int = 0,
+        answering: int = 0,
     ) -> list[Switch]:
         switches = []
         for _ in range(round(seconds / STEP_S)):
             self.now_s += STEP_S
-            seen = Observation(self.now_s, waiting, free, computed, invalidated)
+            seen = Observation(self.now_s, free, opened, complete, waiting, answering)
             if (switch := self.policy.observe(seen)) is not None:
                 switches.append(switch)
         return switches
 
 
-def test_with_nothing_to_choose_it_is_fcfs() -> None:
+def test_answers_that_hold_the_memory_bring_the_smallest_volume_first() -> None:
     steps = Steps()
-    assert steps.take(60, waiting=1) == []
-    assert (steps.policy.current.name, steps.policy.num_switches) == ("FCFS", 0)
+    assert steps.policy.current.name == "SRPF"
+    assert steps.policy.looks_ahead == "complete"
+    (switch,) = steps.take(10, **ANSWERS_HOLD_THE_MEMORY)
+    assert switch.policy == steps.policy.current.name == "SVF"
+    assert steps.policy.looks_ahead == "all"
+    assert "92% of memory used" in switch.reason
+    (back,) = steps.take(20)
+    assert back.policy == "SRPF"
+    assert steps.policy.looks_ahead == "complete"
 
 
-def test_a_backlog_of_complete_requests_brings_the_shortest_prefill_first() -> None:
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"free": 0.5},  # there is memory
+        {"opened": 300},  # open prompts hold it
+        {"answering": 0},  # prefill does
+        {"waiting": 0},  # nobody waits for it
+    ],
+)
+def test_else_the_shortest_remaining_prefill_stays_first(other: dict[str, Any]) -> None:
     steps = Steps()
-    (switch,) = steps.take(10, waiting=20)
-    assert switch.policy == steps.policy.current.name == "SRPF"
-    assert "complete requests wait" in switch.reason
-    (back,) = steps.take(20, waiting=0)
-    assert back.policy == "FCFS"
-
-
-def test_updates_that_void_what_is_computed_bring_the_quiet_prompts_first_where_memory_is_short() -> None:
-    steps = Steps()
-    assert steps.take(20, invalidated=80, free=0.9) == []
-    (switch,) = steps.take(20, invalidated=80, free=0.1)
-    assert switch.policy == "LCAS"
-    assert "80% of the computed tokens void" in switch.reason
+    assert steps.take(60, **(ANSWERS_HOLD_THE_MEMORY | other)) == []
+    assert (steps.policy.current.name, steps.policy.num_switches) == ("SRPF", 0)
 
 
 def test_what_comes_and_goes_does_not_make_it_flap() -> None:
     steps = Steps()
     for _ in range(200):
-        steps.take(0.2, waiting=9)
-        steps.take(0.2, waiting=0)
-    assert steps.policy.num_switches <= 1, "the mean is above the mark at which SRPF is left"
+        steps.take(0.2, **ANSWERS_HOLD_THE_MEMORY)
+        steps.take(0.2, **(ANSWERS_HOLD_THE_MEMORY | {"waiting": 1, "free": 0.2}))
+    assert steps.policy.num_switches <= 1
 
 
 def test_a_policy_stays_for_a_while() -> None:
     steps = Steps()
     for _ in range(20):
-        steps.take(2.0, waiting=50)
-        steps.take(2.0, waiting=0)
+        steps.take(2.0, **ANSWERS_HOLD_THE_MEMORY)
+        steps.take(2.0)
     assert steps.policy.num_switches <= steps.now_s / 3.0
 
 
 def test_the_first_step_alone_decides_nothing() -> None:
-    policy = Adaptive()
-    assert policy.observe(Observation(1_000.0, 500, 0.0, 1, 1)) is None
+    assert Adaptive().observe(Observation(1_000.0, 0.0, 0, 500, 400, 100)) is None

@@ -29,6 +29,7 @@ from stream2llm_sdk.serving.options import SchedulingOptions
         ({"victims": None}, "victims=None: give a name"),
         ({"length_predictor": 5}, "length_predictor=5: give a name"),
         ({"frozen_costs": "no"}, "frozen_costs='no'"),
+        ({"look_ahead": 1}, "look_ahead=1"),
         ({"cost_model": 5}, "cost_model=5 is not a file"),
         ({"cost_model": ""}, "cost_model='' is not a file"),
         ({"host_kv_bytes": 10**18}, "this machine has"),
@@ -55,5 +56,6 @@ def test_options_arrive_at_the_scheduler(tmp_path: Path) -> None:
         "cost_model": str(file),
         "frozen_costs": False,
         "length_predictor": "quantile",
+        "look_ahead": True,
         "tenant_weights": {"a": 2},
     }

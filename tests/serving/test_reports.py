@@ -97,8 +97,10 @@ def core(model: Path) -> Core:
     """Makes a core; when its block is left, whatever was sent is brought to its end and checked."""
 
     @contextmanager
-    def make(*, policy: str = "FCFS", mode: str = "recompute", **arguments: Any) -> Iterator[Crowd]:
-        options: dict[str, Any] = {"policy": policy, "preemption_mode": mode}
+    def make(
+        *, policy: str = "FCFS", mode: str = "recompute", look_ahead: bool = True, **arguments: Any
+    ) -> Iterator[Crowd]:
+        options: dict[str, Any] = {"policy": policy, "preemption_mode": mode, "look_ahead": look_ahead}
         if mode == "swap":
             arguments["kv_transfer_config"] = swap_config(num_host_blocks=400)
         settings = {**SETTINGS, "additional_config": {"stream2llm": options}, **arguments}
@@ -283,7 +285,7 @@ async def test_what_open_streams_may_hold_can_be_bounded_at_the_door() -> None:
 @pytest.mark.parametrize("runner", ["v1", "v2"])
 def test_output_in_flight_of_a_victim_is_counted_once(core: Core, text: Any, runner: str) -> None:
     """vLLM #48245: a victim's output still in flight was counted off again, below zero, which killed the core."""
-    with core(async_scheduling=True, runner=runner, num_gpu_blocks=25) as requests:
+    with core(look_ahead=False, async_scheduling=True, runner=runner, num_gpu_blocks=25) as requests:
         requests.open_stream("open", text(9))
         for index in range(8):
             requests.add_complete(f"request-{index}", text(40), max_tokens=30)
@@ -295,7 +297,7 @@ def test_output_in_flight_of_a_victim_is_counted_once(core: Core, text: Any, run
 @pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
 def test_a_victim_gives_its_whole_answer(core: Core, text: Any, mode: str, async_scheduling: bool) -> None:
     """vLLM #16832: the answers of requests that had been preempted in the middle of their output were incomplete."""
-    with core(async_scheduling=async_scheduling, mode=mode, num_gpu_blocks=25) as requests:
+    with core(look_ahead=False, async_scheduling=async_scheduling, mode=mode, num_gpu_blocks=25) as requests:
         requests.open_stream("open", text(9))
         for index in range(6):
             requests.add_complete(f"request-{index}", text(30), max_tokens=40)
@@ -309,7 +311,7 @@ def test_victims_that_find_their_blocks_in_the_prefix_cache_answer_as_if_alone(
     core: Core, text: Any, mode: str
 ) -> None:
     """vLLM #18055: with prefix caching, answers were worse where memory was short enough for recomputation."""
-    with core(prefix_caching=True, mode=mode, num_gpu_blocks=25) as requests:
+    with core(look_ahead=False, prefix_caching=True, mode=mode, num_gpu_blocks=25) as requests:
         shared = text(20)
         requests.open_stream("open", shared + text(9))
         for index in range(8):
@@ -321,7 +323,7 @@ def test_victims_that_find_their_blocks_in_the_prefix_cache_answer_as_if_alone(
 
 def test_what_a_victim_finds_of_its_own_is_no_hit_of_the_prefix_cache(core: Core, text: Any) -> None:
     """vLLM #25780: random prompts showed a hit rate of 30 %: what victims found again of their own KV was counted."""
-    with core(prefix_caching=True, num_gpu_blocks=25) as requests:
+    with core(look_ahead=False, prefix_caching=True, num_gpu_blocks=25) as requests:
         requests.open_stream("open", text(9))
         for index in range(8):
             requests.add_complete(f"request-{index}", text(60), max_tokens=30)

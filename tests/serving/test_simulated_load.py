@@ -1,4 +1,4 @@
-"""Loads in virtual time: hand-computed cases, the published workloads' statistics, and what streaming gains."""
+"""Loads in virtual time: hand-computed cases, and what streaming gains on the published workload."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 
 from stream2llm_sdk.errors import ConfigurationError
-from stream2llm_sdk.serving.lcp import longest_common_prefix
 from stream2llm_sdk.serving.simulator.clock import StepFacts
 from stream2llm_sdk.serving.simulator.latency import H100_LLAMA_8B, H200_LLAMA_8B, StepLatency
 from stream2llm_sdk.serving.simulator.load import simulate
@@ -20,11 +18,10 @@ from stream2llm_sdk.serving.simulator.workloads import (
     SimulatedChunk,
     SimulatedRequest,
     TokenSpan,
-    anns_like,
-    crawler_like,
-    poisson_arrivals,
-    token_ids,
 )
+from stream2llm_sdk.traces.arrivals import Arrivals
+from stream2llm_sdk.traces.simulated import simulated_requests
+from stream2llm_sdk.traces.synthesis import SynthesisOptions, synthesize
 
 # A step takes half a second and ten milliseconds a token; the client sees it a tenth of a second later.
 EASY = StepLatency(
@@ -56,6 +53,11 @@ def serve(*requests: SimulatedRequest, **options: Any) -> SimulationResult:
         "latency": EASY,
     }
     return simulate(requests, **{**sizes, **options})
+
+
+def crawls(num_requests: int, rate_per_s: float, *, seed: int, **options: Any) -> list[SimulatedRequest]:
+    chosen = SynthesisOptions(arrivals=Arrivals(rate_per_s=rate_per_s), **options)
+    return simulated_requests(synthesize("crawler", num_requests, seed=seed, options=chosen))
 
 
 def times(result: RequestResult) -> tuple[float, float]:
@@ -96,77 +98,7 @@ def test_a_latency_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
         StepLatency(**{**good, **wrong})
 
 
-# ---- workloads ------------------------------------------------------------------------------------------------------
-
-
-def near(values: Sequence[float], *, mean: float, percentiles: dict[int, float], tolerance: float) -> None:
-    assert np.mean(values) == pytest.approx(mean, rel=tolerance)
-    for percent, published in percentiles.items():
-        assert np.percentile(values, percent) == pytest.approx(published, rel=tolerance), percent
-
-
-def test_crawler_like_requests_have_the_published_statistics() -> None:
-    requests = crawler_like(4000, 2.0, seed=1)
-    lengths = [request.num_prompt_tokens for request in requests]
-    near(lengths, mean=8_889, percentiles={50: 5_749, 75: 11_167, 95: 28_372}, tolerance=0.12)
-    collection_s = [request.chunks[-1].offset_s for request in requests]
-    near(collection_s, mean=9.219, percentiles={50: 8.670, 75: 11.059, 95: 16.402}, tolerance=0.12)
-    chunks = [len(request.chunks) for request in requests]
-    assert (np.mean(chunks), np.median(chunks)) == (pytest.approx(7.86, rel=0.05), 8)
-    gaps_s = [b.offset_s - a.offset_s for r in requests for a, b in itertools.pairwise(r.chunks)]
-    near(gaps_s, mean=1.053, percentiles={50: 0.7007, 75: 1.3395, 95: 3.078}, tolerance=0.12)
-
-
-def test_anns_like_requests_have_the_published_statistics() -> None:
-    requests = anns_like(4000, 1.0, seed=1)
-    lengths = [request.num_prompt_tokens for request in requests]
-    near(lengths, mean=13_006, percentiles={50: 10_126, 75: 14_615, 95: 30_618}, tolerance=0.12)
-    collection_s = [request.chunks[-1].offset_s for request in requests]
-    near(collection_s, mean=4.471, percentiles={50: 3.896, 75: 5.327, 95: 8.512}, tolerance=0.12)
-    assert np.mean([len(request.chunks) for request in requests]) == pytest.approx(4.42, rel=0.05)
-
-
-def test_a_refinement_shares_the_prefix_up_to_the_inserted_document() -> None:
-    for request in anns_like(60, 1.0, seed=2):
-        for before, after in itertools.pairwise(request.chunks):
-            common = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before.spans, after.spans, strict=True))
-            num_common = sum(length for _, length in (span for span, _ in common))
-            assert longest_common_prefix(token_ids(before.spans), token_ids(after.spans)) == num_common
-            # The template, and all documents but those behind the new one.
-            assert after.num_tokens > num_common >= 60
-
-
-def test_workloads_follow_their_seeds() -> None:
-    for workload in (crawler_like, anns_like):
-        load = workload(30, 2.0, seed=3)
-        assert load == workload(30, 2.0, seed=3)
-        assert load != workload(30, 2.0, seed=4)
-        other_draw = workload(30, 2.0, seed=3, arrival_seed=9)
-        assert [r.chunks for r in other_draw] == [r.chunks for r in load]
-        assert [r.arrival_s for r in other_draw] != [r.arrival_s for r in load]
-
-
-def test_a_delay_multiplier_stretches_the_gaps_and_leaves_the_prompts() -> None:
-    slow, fast = crawler_like(20, 2.0, seed=3, delay_multiplier=10), crawler_like(20, 2.0, seed=3)
-    for a, b in zip(slow, fast, strict=True):
-        assert a.final_spans == b.final_spans
-        assert a.chunks[0].offset_s == b.chunks[0].offset_s, "the search is not stretched"
-        assert a.chunks[-1].offset_s - a.chunks[0].offset_s == pytest.approx(
-            10 * (b.chunks[-1].offset_s - b.chunks[0].offset_s)
-        )
-
-
-def test_the_long_gap_of_a_search_is_where_it_was_asked_for() -> None:
-    first, last = (anns_like(200, 1.0, seed=5, search_gap=gap) for gap in ("first", "last"))
-    assert np.median([r.chunks[0].offset_s for r in first]) == pytest.approx(3.3, rel=0.1)
-    gaps_s = [r.chunks[-1].offset_s - r.chunks[-2].offset_s for r in last if len(r.chunks) > 1]
-    assert np.median(gaps_s) == pytest.approx(3.3, rel=0.1)
-
-
-def test_poisson_arrivals_come_at_their_rate() -> None:
-    arrivals = poisson_arrivals(20_000, 4.0, seed=0)
-    gaps_s = np.diff(arrivals)
-    assert (gaps_s.mean(), gaps_s.std()) == (pytest.approx(0.25, rel=0.03), pytest.approx(0.25, rel=0.03))
+# ---- requests -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -260,7 +192,7 @@ def test_a_load_that_cannot_run_is_refused(options: dict[str, Any], message: str
 
 # ---- larger loads ---------------------------------------------------------------------------------------------------
 
-CROWD = crawler_like(60, 4.0, seed=5, delay_multiplier=10.0, max_prompt_tokens=30_000)
+CROWD = crawls(60, 4.0, seed=5, delay_multiplier=10.0, max_prompt_tokens=30_000)
 
 
 def under_pressure(policy: str, **options: Any) -> SimulationResult:
@@ -292,7 +224,7 @@ def test_a_load_gives_the_same_result_again_whatever_the_hosts_clocks_say(monkey
 @pytest.fixture(scope="module")
 def light_load() -> dict[str, SimulationResult]:
     """250 crawler-like requests at 2 a second: streamed, whole, and whole on vLLM's own scheduler."""
-    requests = crawler_like(250, 2.0, seed=0)
+    requests = crawls(250, 2.0, seed=0)
     return {
         "streamed": simulate(requests, policy="FCFS"),
         "whole": simulate(requests, policy="DEFAULT_VLLM", streaming=False),

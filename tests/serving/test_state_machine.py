@@ -151,6 +151,7 @@ class PromptMachine(RuleBasedStateMachine):
         seconds_per_block=st.sampled_from([0.0, 0.5]),
         long_prefill=st.sampled_from([0, 0, 6]),
         watermark=st.sampled_from([0.0, 0.0, 0.1]),
+        look_ahead=st.booleans(),
         ends_early=st.booleans(),
         stays_open=st.booleans(),
         prompts=st.lists(PIECES, min_size=1, max_size=5),
@@ -172,6 +173,7 @@ class PromptMachine(RuleBasedStateMachine):
         seconds_per_block: float,
         long_prefill: int,
         watermark: float,
+        look_ahead: bool,
         ends_early: bool,
         stays_open: bool,
         prompts: list[Pieces],
@@ -199,6 +201,7 @@ class PromptMachine(RuleBasedStateMachine):
                     "victims": victims,
                     "tenant_weights": {"tenant-1": 2},
                     "preemption_mode": preemption,
+                    "look_ahead": look_ahead,
                 }
             },
             **({"kv_transfer_config": swap_config(num_host_blocks=num_host_blocks)} if num_host_blocks else {}),

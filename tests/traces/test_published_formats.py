@@ -1,0 +1,221 @@
+"""The published formats mean what their replay drivers make of them, and lose nothing silently."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stream2llm_sdk.context import Append, Chunk, Replace
+from stream2llm_sdk.errors import ConfigurationError, TraceError
+from stream2llm_sdk.traces.trace import TimedUpdate, Trace
+from stream2llm_sdk.traces.trace_set import read_traces, write_traces
+
+HEADING = "type,startTime,endTime,query,url,content,status\n"
+CRAWL = (
+    HEADING
+    + "page_scrape,0.5,2.5,,https://b.org,second,200\n"
+    + 'tavily_search,0.0,0.5,"who, and why?",,,\n'
+    + 'page_scrape,0.5,1.25,,https://a.org,"first ""page""\nof two lines",200\n'
+    + "page_scrape,0.5,3.0,,https://c.org,,timeout\n"
+)
+POOLS = "StartTime_us,EndTime_us,StartIteration,EndIteration,PipelinePool\n" + (
+    '0,1000000,0,3,"(11,22)"\n1000000,1250000,3,4,"(11,33)"\n1300000,1300001,4,5,"(33,)"\n'
+)
+
+
+def anns_folder(folder: Path, pools: str = POOLS, **files: Any) -> Path:
+    (folder / "res").mkdir()
+    (folder / "res" / "q0.csv").write_text(pools, encoding="utf-8")
+    contents = {
+        "query_trace_map_5k.json": {"0": {"query": "why?", "trace_file": "q0.csv"}},
+        "retrieved_corpus_content.part.0.json": {"11": "eleven", "22": "twenty-two"},
+        "retrieved_corpus_content.part.1.json": {"33": "thirty-three"},
+    }
+    for name, content in (contents | files).items():
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def test_a_crawl_opens_with_the_search_and_appends_a_page_at_its_end_time(tmp_path: Path) -> None:
+    (tmp_path / "query_7.csv").write_text(CRAWL, encoding="utf-8")
+    (trace,) = read_traces(tmp_path)
+    assert trace == Trace(
+        "crawler-7",
+        "who, and why?",
+        (
+            TimedUpdate(0.5, Append(())),
+            TimedUpdate(1.25, Append(Chunk('first "page"\nof two lines', "https://a.org"))),
+            TimedUpdate(2.5, Append(Chunk("second", "https://b.org"))),
+            TimedUpdate(3.0, Append(Chunk("", "https://c.org"))),
+        ),
+        tag="crawler",
+    )
+
+
+def test_crawls_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for number in (10, 9, 100):
+        (tmp_path / f"query_{number}.csv").write_text(CRAWL, encoding="utf-8")
+    (tmp_path / "notes.txt").write_text("of no account")
+    assert [trace.trace_id for trace in read_traces(tmp_path)] == ["crawler-9", "crawler-10", "crawler-100"]
+    assert len(read_traces(tmp_path, limit=2)) == 2
+
+
+def test_a_vector_search_replaces_its_pool_after_the_length_of_each_row(tmp_path: Path) -> None:
+    (trace,) = read_traces(anns_folder(tmp_path))
+    one, two, three = Chunk("eleven", "11"), Chunk("twenty-two", "22"), Chunk("thirty-three", "33")
+    assert trace == Trace(
+        "anns-0",
+        "why?",
+        (
+            TimedUpdate(1.0, Replace([one, two])),
+            TimedUpdate(1.25, Replace([one, three])),
+            TimedUpdate(1.250001, Replace([three])),
+        ),
+        tag="anns",
+    )
+
+
+def test_a_folder_or_its_map_is_read(tmp_path: Path) -> None:
+    folder = anns_folder(tmp_path)
+    by_map = read_traces(folder / "query_trace_map_5k.json")
+    assert by_map.traces == read_traces(folder).traces
+    (folder / "query_trace_map_1k.json").write_text("{}")
+    with pytest.raises(TraceError, match="2 maps"):
+        read_traces(folder)
+    assert read_traces(folder / "query_trace_map_5k.json").traces == by_map.traces
+
+
+def test_a_trace_file_may_lie_beside_the_map(tmp_path: Path) -> None:
+    anns_folder(tmp_path)
+    (tmp_path / "res" / "q0.csv").rename(tmp_path / "q0.csv")
+    assert len(read_traces(tmp_path)) == 1
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
+times = st.lists(st.floats(0, 1e7), min_size=1, max_size=4).map(sorted)
+
+
+@st.composite
+def crawls(draw: Any) -> list[Trace]:
+    traces = []
+    for number in draw(st.lists(st.integers(0, 10**6), min_size=1, max_size=3, unique=True)):
+        first, *rest = draw(times)
+        updates = [TimedUpdate(first, Append(()))]
+        updates += [TimedUpdate(time_s, Append(Chunk(draw(texts), draw(texts)))) for time_s in rest]
+        traces.append(Trace(f"crawler-{number}", draw(texts), tuple(updates), tag="crawler"))
+    return sorted(traces, key=lambda trace: int(trace.trace_id.split("-")[1]))
+
+
+@st.composite
+def searches(draw: Any) -> list[Trace]:
+    names = st.text("abc0123456789-_.é", min_size=1, max_size=5)
+    corpus = [Chunk(text, name) for name, text in draw(st.dictionaries(names, texts, min_size=1, max_size=6)).items()]
+    pools = st.lists(st.sampled_from(corpus), max_size=4, unique_by=lambda chunk: chunk.source)
+    numbers = draw(st.lists(st.integers(0, 10**6), min_size=1, max_size=3, unique=True))
+    return [
+        Trace(
+            f"anns-{number}",
+            draw(texts),
+            tuple(TimedUpdate(time_s, Replace(draw(pools))) for time_s in draw(times)),
+            tag="anns",
+        )
+        for number in numbers
+    ]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(traces=crawls())
+def test_crawls_are_read_as_they_were_written(traces: list[Trace], tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("crawls")
+    assert write_traces(traces, folder, kind="crawler") == ()
+    assert list(read_traces(folder)) == traces
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(traces=searches())
+def test_searches_are_read_as_they_were_written(traces: list[Trace], tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("searches")
+    assert write_traces(traces, folder, kind="anns") == ()
+    assert list(read_traces(folder)) == traces
+
+
+def rich_trace(kind: type[Append] | type[Replace]) -> Trace:
+    chunk = Chunk("text", "7", title="t", score=1.0, metadata={"num_tokens": 1})
+    return Trace(
+        "mine", "why?", (TimedUpdate(1.0, kind(chunk)),), arrival_s=1.0, num_query_tokens=2, max_tokens=3, tenant="a"
+    )
+
+
+LOST = ["arrival_s", "chunk metadata", "chunk score", "chunk title", "max_tokens", "num_query_tokens", "tag", "tenant"]
+
+
+@pytest.mark.parametrize(("form", "kind"), [("crawler", Append), ("anns", Replace)])
+def test_what_a_published_format_does_not_hold_is_refused_or_said(form: str, kind: Any, tmp_path: Path) -> None:
+    trace = rich_trace(kind)
+    with pytest.raises(ConfigurationError, match="drop=True") as caught:
+        write_traces([trace], tmp_path / "out", kind=form)
+    assert not (tmp_path / "out").exists()
+    dropped = write_traces([trace], tmp_path / "out", kind=form, drop=True)
+    assert all(loss in str(caught.value) for loss in dropped)
+    lost = {loss.removesuffix(" (of 1)") for loss in dropped}
+    assert lost >= {*LOST, "trace_id"}
+    assert ("grouping of chunks into updates" in lost) == (form == "crawler")
+    (read,) = read_traces(tmp_path / "out")
+    assert (read.query, read.duration_s, read.final_chunks) == ("why?", 1.0, (Chunk("text", "7"),))
+    assert write_traces([read], tmp_path / "again", kind=form) == ()
+
+
+@pytest.mark.parametrize(
+    ("trace", "form", "match"),
+    [
+        (rich_trace(Append), "anns", "appends"),
+        (rich_trace(Replace), "crawler", "replaces"),
+        (Trace("a", "nul \0", (TimedUpdate(0, Append(())),)), "crawler", "NUL"),
+        (Trace("a", "\ud800", (TimedUpdate(0, Append(())),)), "crawler", "surrogate"),
+        (Trace("a", "", (TimedUpdate(0, Replace(Chunk("t", "a b"))),)), "anns", "'a b' cannot be a document's id"),
+        (Trace("a", "", (TimedUpdate(0, Replace(Chunk("t"))),)), "anns", "cannot be a document's id"),
+        (Trace("a", "", (TimedUpdate(0, Replace([Chunk("t", "1"), Chunk("t", "1")])),)), "anns", "once"),
+        (
+            Trace("a", "", (TimedUpdate(0, Replace(Chunk("t", "1"))), TimedUpdate(1, Replace(Chunk("u", "1"))))),
+            "anns",
+            "another text",
+        ),
+    ],
+)
+def test_what_a_published_format_cannot_say_is_refused(trace: Trace, form: str, match: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        write_traces([trace], tmp_path / "out", kind=form, drop=True)
+
+
+def test_sets_do_not_mix_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "query_0.csv").write_text(CRAWL, encoding="utf-8")
+    traces = read_traces(tmp_path).traces
+    with pytest.raises(ConfigurationError, match="new folder"):
+        write_traces(traces, tmp_path, kind="crawler")
+    with pytest.raises(ConfigurationError, match="say which kind"):
+        write_traces(traces, tmp_path / "out")
+    with pytest.raises(ConfigurationError, match="no traces"):
+        write_traces([], tmp_path / "out.parquet")
+    with pytest.raises(ConfigurationError, match="two traces are called"):
+        write_traces([*traces, *traces], tmp_path / "out.parquet")
+
+
+def test_published_traces_pass_through_parquet_unchanged(tmp_path: Path) -> None:
+    (tmp_path / "query_0.csv").write_text(CRAWL, encoding="utf-8")
+    traces = read_traces(tmp_path).traces
+    write_traces(traces, tmp_path / "a.parquet")
+    write_traces(read_traces(tmp_path / "a.parquet"), tmp_path / "out", kind="crawler")
+    with (tmp_path / "out" / "query_0.csv").open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [(row["type"], float(row["endTime"]), row["url"]) for row in rows] == [
+        ("tavily_search", 0.5, ""),
+        ("page_scrape", 1.25, "https://a.org"),
+        ("page_scrape", 2.5, "https://b.org"),
+        ("page_scrape", 3.0, "https://c.org"),
+    ]

@@ -1,0 +1,129 @@
+"""`stream2llm trace`: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from stream2llm_sdk.context import Append, Chunk, Replace
+from stream2llm_sdk.trace_commands import app
+from stream2llm_sdk.traces.trace import TimedUpdate, Trace
+from stream2llm_sdk.traces.trace_set import read_traces, write_traces
+
+
+def run(*arguments: Any, status: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    assert result.exit_code == status, result.output
+    return " ".join(result.output.split())
+
+
+@pytest.fixture
+def crawls(tmp_path: Path) -> Path:
+    updates = (TimedUpdate(0.5, Append(())), TimedUpdate(2.0, Append(Chunk("some text", "https://a.org"))))
+    traces = [Trace(f"crawler-{n}", "why?", updates, tag="crawler") for n in range(3)]
+    write_traces(traces, folder := tmp_path / "crawls", kind="crawler")
+    return folder
+
+
+def test_stats_print_the_tables_and_write_them(crawls: Path, tmp_path: Path) -> None:
+    printed = run("stats", crawls, "--json", tmp_path / "stats.json", "--template-tokens", 60)
+    assert "crawler, 3 queries" in printed
+    assert "│ mean │ 64 │ 2.000 │ 1,500.00 │ 2.00 │ 2,000.00 │" in printed
+    assert "tokens are ESTIMATED as characters / 4" in printed
+    report = json.loads((tmp_path / "stats.json").read_text())
+    assert report["workloads"][0]["num_tokens"]["mean"] == 64
+    assert report["skipped"] == []
+
+
+def test_stats_say_what_updates_undo(tmp_path: Path) -> None:
+    pools = (
+        TimedUpdate(1, Replace([Chunk("aaaa", "a"), Chunk("b" * 8, "b")])),
+        TimedUpdate(2, Replace(Chunk("b" * 8))),
+    )
+    write_traces([Trace("a", "", pools, tag="anns")], tmp_path / "a.parquet")
+    printed = run("stats", tmp_path / "a.parquet")
+    assert "anns, what updates undo" in printed
+    assert "│ max │ 3 │ 3 │ 0.00 │" in printed
+
+
+def test_bad_traces_end_it_or_are_counted(crawls: Path) -> None:
+    (crawls / "query_1.csv").write_text("type,endTime\n")
+    assert "TraceError" in run("stats", crawls, status=1)
+    printed = run("stats", crawls, "--skip-bad")
+    assert "1 skipped" in printed
+    assert "query_1.csv, column 'startTime': the column is missing" in printed
+    assert "crawler, 2 queries" in printed
+
+
+def test_convert_goes_to_parquet_and_back(crawls: Path, tmp_path: Path) -> None:
+    assert "3 traces written" in run("convert", crawls, tmp_path / "a.parquet")
+    run("convert", tmp_path / "a.parquet", tmp_path / "back", "--to", "crawler")
+    assert read_traces(tmp_path / "back").traces == read_traces(crawls).traces
+
+
+def test_convert_takes_arrivals_and_gives_them_back(crawls: Path, tmp_path: Path) -> None:
+    (delays := tmp_path / "poisson_delays_1.txt").write_text("1\n1.5\n0.25\n")
+    run("convert", crawls, tmp_path / "a.parquet", "--arrivals", delays)
+    assert [trace.arrival_s for trace in read_traces(tmp_path / "a.parquet")] == [1, 2.5, 2.75]
+    back = ("convert", tmp_path / "a.parquet", tmp_path / "back", "--to", "crawler")
+    assert "does not hold arrival_s (of 3)" in run(*back, status=1)
+    run(*back, "--arrivals-out", tmp_path / "times.txt", "--arrivals-are", "times")
+    assert (tmp_path / "times.txt").read_text().split() == ["1", "2.5", "2.75"]
+    assert "does not say when it comes" in run(
+        "convert", crawls, tmp_path / "b.parquet", "--arrivals-out", tmp_path / "none.txt", status=1
+    )
+
+
+def test_convert_says_what_it_drops(tmp_path: Path) -> None:
+    trace = Trace("crawler-0", "", (TimedUpdate(0, Append(())),), tenant="a", tag="crawler")
+    write_traces([trace], tmp_path / "a.parquet")
+    out = ("convert", tmp_path / "a.parquet", tmp_path / "out", "--to", "crawler")
+    assert "does not hold tenant (of 1)" in run(*out, status=1)
+    assert "left out: tenant (of 1)" in run(*out, "--drop")
+
+
+def test_where_nothing_can_be_written_is_said_before_the_work(crawls: Path, tmp_path: Path) -> None:
+    missing = tmp_path / "missing" / "a.parquet"
+    assert "there is no folder" in run("convert", tmp_path / "no traces", missing, status=1)
+    assert "there is no folder" in run("synth", "anns", "--out", missing, status=1)
+    assert "--json" in run("stats", tmp_path / "no traces", "--json", tmp_path, status=1)
+    assert "say which kind" in run("convert", tmp_path / "no traces", tmp_path / "out", status=1)
+    assert "new folder" in run("synth", "crawler", "--out", crawls, "--to", "crawler", status=1)
+
+
+def test_synth_draws_what_is_asked_for(tmp_path: Path) -> None:
+    out = tmp_path / "a.parquet"
+    options = ("--num-queries", 40, "--seed", 3, "--out", out)
+    run("synth", "mixed", *options, "--rate", 2, "--tenant", "a=1", "--tenant", "b=3", "--max-tokens", 9)
+    traces = read_traces(out).traces
+    assert {trace.tag for trace in traces} == {"crawler", "anns"}
+    assert {trace.tenant for trace in traces} == {"a", "b"}
+    assert {trace.max_tokens for trace in traces} == {9}
+    assert all(trace.arrival_s for trace in traces)
+    run("synth", "mixed", *options, "--rate", 2, "--tenant", "a=1", "--tenant", "b=3", "--max-tokens", 9)
+    assert read_traces(out).traces == traces
+
+
+def test_synth_takes_recorded_arrivals_and_bursts(tmp_path: Path) -> None:
+    (delays := tmp_path / "delays.txt").write_text("1\n1\n1\n1\n")
+    out = tmp_path / "a.parquet"
+    run("synth", "crawler", "--num-queries", 4, "--out", out, "--arrivals", delays)
+    assert [trace.arrival_s for trace in read_traces(out)] == [1, 2, 3, 4]
+    run("synth", "crawler", "--num-queries", 4, "--out", out, "--burst-every", 5, "--burst-size", 2)
+    assert [trace.arrival_s for trace in read_traces(out)] == [5, 5, 10, 10]
+
+
+def test_synth_refuses_what_cannot_be(tmp_path: Path) -> None:
+    for option in (("--tenant", "a"), ("--tenant", "=1"), ("--output-spread", 1), ("--burst-size", 2), ("--rate", 0)):
+        assert "ConfigurationError" in run("synth", "anns", "--out", tmp_path / "a.parquet", *option, status=1)
+
+
+def test_without_pyarrow_the_extra_is_named(crawls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    assert "stream2llm-sdk[traces]" in run("convert", crawls, tmp_path / "a.parquet", status=1)
+    assert "crawler, 3 queries" in run("stats", crawls)

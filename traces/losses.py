@@ -1,0 +1,68 @@
+"""What of a trace a format does not hold: found before it is written, by comparing it with what would be read back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import fields
+
+from stream2llm_sdk.context import Chunk
+from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.traces.checked_files import MAX_TEXT_CHARACTERS, not_unicode
+from stream2llm_sdk.traces.trace import Trace
+
+__all__ = ["check_texts", "losses", "refuse_losses"]
+
+
+def losses(pairs: Iterable[tuple[Trace, Trace]]) -> tuple[str, ...]:
+    """Names what differs between traces and what would be read back, with the number of traces it differs in."""
+    counts = Counter(loss for trace, read in pairs for loss in _differences(trace, read))
+    return tuple(f"{loss} (of {count:,})" for loss, count in counts.most_common())
+
+
+def refuse_losses(found: tuple[str, ...], form: str, *, drop: bool) -> None:
+    """Raises ConfigurationError where something would be lost without having been asked for."""
+    if found and not drop:
+        raise ConfigurationError(
+            f"the {form} format does not hold {', '.join(found)}. Give drop=True (--drop) to leave that out, "
+            "or write a .parquet file, which holds everything"
+        )
+
+
+def _differences(trace: Trace, read: Trace) -> set[str]:
+    different = {
+        field.name
+        for field in fields(Trace)
+        if field.name != "updates" and getattr(trace, field.name) != getattr(read, field.name)
+    }
+    if [(timed.offset_s, len(timed.update.chunks)) for timed in trace.updates] != [
+        (timed.offset_s, len(timed.update.chunks)) for timed in read.updates
+    ]:
+        different.add("grouping of chunks into updates")
+    ours, theirs = _chunks(trace), _chunks(read)
+    for field in fields(Chunk):
+        if any(getattr(a, field.name) != getattr(b, field.name) for a, b in zip(ours, theirs, strict=True)):
+            different.add(f"chunk {field.name}")
+    return different
+
+
+def _chunks(trace: Trace) -> list[Chunk]:
+    return [chunk for timed in trace.updates for chunk in timed.update.chunks]
+
+
+def check_texts(trace: Trace, *, nul: bool = True) -> None:
+    """Raises ConfigurationError where a text is too long, is no Unicode text, or has a NUL byte and must have none."""
+    texts = [(name, getattr(trace, name)) for name in ("trace_id", "query", "tenant", "tag")]
+    texts += [
+        (f"chunk {name}", getattr(chunk, name)) for chunk in _chunks(trace) for name in ("text", "source", "title")
+    ]
+    for name, text in texts:
+        if len(text) > MAX_TEXT_CHARACTERS:
+            reason = f"has {len(text):,} characters, where at most {MAX_TEXT_CHARACTERS:,} can be written"
+        elif not nul and "\0" in text:
+            reason = f"has a NUL byte at character {text.index(chr(0)):,}, which this format cannot hold"
+        elif (found := not_unicode(text)) is not None:
+            reason = found
+        else:
+            continue
+        raise ConfigurationError(f"trace {trace.trace_id!r:.80}: its {name} {reason}")

@@ -1,0 +1,139 @@
+"""A trace as a row of the compact form, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stream2llm_sdk.context import Append, Chunk, ContextMode, Replace
+from stream2llm_sdk.errors import ConfigurationError, TraceError
+from stream2llm_sdk.traces.trace import TimedUpdate, Trace
+
+__all__ = ["row_of", "trace_of"]
+
+_TEXTS = ("trace_id", "query", "tenant", "tag")
+_INTEGERS = ("num_query_tokens", "max_tokens")
+_UPDATES: dict[str, type[Append | Replace]] = {ContextMode.APPEND.value: Append, ContextMode.UPDATE.value: Replace}
+
+
+def row_of(trace: Trace) -> dict[str, Any]:
+    """The row of a trace.
+
+    Raises:
+        ConfigurationError: it holds what a row cannot: see `write_parquet`.
+    """
+    positions: dict[tuple[Any, ...], int] = {}
+    update_chunks = [
+        [positions.setdefault(_chunk_key(trace, chunk), len(positions)) for chunk in timed.update.chunks]
+        for timed in trace.updates
+    ]
+    row: dict[str, Any] = {name: getattr(trace, name) for name in _TEXTS}
+    row |= {name: _int64(trace, name) for name in _INTEGERS}
+    row["arrival_s"] = _float64(trace, "arrival_s", trace.arrival_s)
+    row["mode"] = trace.mode.value
+    row["offsets_s"] = [_float64(trace, "offset_s", timed.offset_s) for timed in trace.updates]
+    row["update_chunks"] = update_chunks
+    row["chunks"] = [
+        {"text": text, "source": source, "title": title, "score": score, "metadata": metadata}
+        for text, source, title, score, metadata in positions
+    ]
+    return row
+
+
+def trace_of(row: Mapping[str, Any], file: Path, number: int) -> Trace:
+    """The trace of row `number` of a file.
+
+    Raises:
+        TraceError: a value is missing or cannot be.
+    """
+    for column in (*_TEXTS, "mode", "offsets_s", "update_chunks", "chunks"):
+        if row[column] is None:
+            raise TraceError("the value is missing", file=file, row=number, column=column)
+    kind = _UPDATES.get(row["mode"])
+    if kind is None:
+        reason = f"{row['mode']!r:.40} is neither {' nor '.join(map(repr, _UPDATES))}"
+        raise TraceError(reason, file=file, row=number, column="mode")
+    offsets_s, positions = row["offsets_s"], row["update_chunks"]
+    if len(offsets_s) != len(positions):
+        reason = f"{len(positions)} updates, where offsets_s has {len(offsets_s)}"
+        raise TraceError(reason, file=file, row=number, column="update_chunks")
+    chunks = [_chunk(chunk, file, number) for chunk in row["chunks"]]
+    column = "offsets_s"
+    try:
+        updates = []
+        for offset_s, update in zip(offsets_s, positions, strict=True):
+            updates.append(TimedUpdate(offset_s, kind(_picked(chunks, update, file, number))))
+        fields = {name: row[name] for name in (*_TEXTS, *_INTEGERS, "arrival_s")}
+        return Trace(updates=tuple(updates), **fields)
+    except ConfigurationError as error:
+        column = next((name for name in (*_INTEGERS, "arrival_s") if name in str(error)), "offsets_s")
+        raise TraceError(str(error), file=file, row=number, column=column) from error
+
+
+def _picked(chunks: list[Chunk], positions: Any, file: Path, number: int) -> list[Chunk]:
+    if positions is None or any(position is None or not 0 <= position < len(chunks) for position in positions):
+        reason = f"{positions!r:.80} names chunks that are not among the {len(chunks)} of the row"
+        raise TraceError(reason, file=file, row=number, column="update_chunks")
+    return [chunks[position] for position in positions]
+
+
+def _chunk(values: Mapping[str, Any] | None, file: Path, number: int) -> Chunk:
+    if values is None or any(values[name] is None for name in ("text", "source", "title")):
+        raise TraceError("a chunk, or a text of one, is missing", file=file, row=number, column="chunks")
+    try:
+        metadata = json.loads(values["metadata"]) if values["metadata"] is not None else {}
+    except (ValueError, RecursionError) as error:
+        reason = f"not JSON: {error!s:.200}"
+        raise TraceError(reason, file=file, row=number, column="chunks.metadata") from error
+    if not isinstance(metadata, dict):
+        reason = f"a JSON object is expected, not {type(metadata).__name__}"
+        raise TraceError(reason, file=file, row=number, column="chunks.metadata")
+    return Chunk(values["text"], values["source"], values["title"], values["score"], metadata)
+
+
+def _chunk_key(trace: Trace, chunk: Chunk) -> tuple[Any, ...]:
+    return chunk.text, chunk.source, chunk.title, _float64(trace, "score", chunk.score), _metadata(trace, chunk)
+
+
+def _metadata(trace: Trace, chunk: Chunk) -> str | None:
+    """The metadata as JSON; None for none."""
+    if not isinstance(chunk.metadata, Mapping):
+        raise _unfit(trace, "metadata", chunk.metadata, "is no mapping")
+    if not chunk.metadata:
+        return None
+    metadata = dict(chunk.metadata)
+    try:
+        text = json.dumps(metadata, allow_nan=False)
+        same = json.loads(text) == metadata
+    except (TypeError, ValueError, RecursionError):
+        same = False
+    if not same:
+        raise _unfit(trace, "metadata", metadata, "is not what JSON holds: texts, finite numbers, lists, dicts by text")
+    return text
+
+
+def _float64(trace: Trace, name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise _unfit(trace, name, value, "is no 64-bit float") from None
+    if number != value and number == number:
+        raise _unfit(trace, name, value, "is no 64-bit float")
+    return number
+
+
+def _int64(trace: Trace, name: str) -> int | None:
+    value = getattr(trace, name)
+    if value is None:
+        return None
+    if value != int(value) or value >= 1 << 63:
+        raise _unfit(trace, name, value, "is no 64-bit integer")
+    return int(value)
+
+
+def _unfit(trace: Trace, name: str, value: Any, why: str) -> ConfigurationError:
+    return ConfigurationError(f"trace {trace.trace_id!r:.80}: {name}={value!r:.80} {why}, and cannot be written")

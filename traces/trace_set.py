@@ -1,0 +1,185 @@
+"""Reading and writing sets of traces, in whichever form they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from stream2llm_sdk.errors import ConfigurationError, TraceError
+from stream2llm_sdk.files import require_writable
+from stream2llm_sdk.traces.anns_format import ANNS, anns_maps, read_anns, write_anns
+from stream2llm_sdk.traces.crawler_format import CRAWLER, crawler_files, read_crawler, write_crawler
+from stream2llm_sdk.traces.parquet_format import PARQUET, read_parquet, write_parquet
+from stream2llm_sdk.traces.trace import Trace, check_unique
+
+__all__ = ["FORMATS", "TraceSet", "check_target", "read_traces", "write_traces"]
+
+FORMATS = (CRAWLER, ANNS, PARQUET)
+"""The published crawler and vector-search formats, and our own."""
+
+_MAX_SKIPPED = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSet:
+    """Traces that were read together.
+
+    Attributes:
+        traces: in the order of their file or folder.
+        skipped: why others could not be read, where `on_error='skip'` was asked for. Where a part of the file is
+            damaged, one error stands for all traces in it.
+    """
+
+    traces: tuple[Trace, ...]
+    skipped: tuple[TraceError, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.traces)
+
+    def __iter__(self) -> Iterator[Trace]:
+        return iter(self.traces)
+
+    def __getitem__(self, index: int) -> Trace:
+        return self.traces[index]
+
+
+def read_traces(
+    path: str | Path,
+    *,
+    kind: str | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
+    limit: int | None = None,
+) -> TraceSet:
+    """Reads a set of traces.
+
+    Args:
+        path: a folder of `query_*.csv` (crawler), a folder with a `query_trace_map_*.json` or that file (anns), or a
+            `.parquet` file.
+        kind: one of `FORMATS`; left out, it is seen from the path.
+        on_error: 'raise' at the first trace that cannot be read, or 'skip' and collect why, of at most 100,000.
+        limit: read at most so many.
+
+    Raises:
+        TraceError: there are no traces at `path`, or, with `on_error='raise'`, one cannot be read. It names file, row
+            and column.
+        ConfigurationError: an option is none of those.
+        MissingExtraError: a `.parquet` file needs pyarrow, which is not installed.
+    """
+    if on_error not in ("raise", "skip"):
+        raise ConfigurationError(f"on_error={on_error!r}: choose 'raise' or 'skip'")
+    if limit is not None and limit < 1:
+        raise ConfigurationError(f"limit={limit!r} must be at least 1, or None for all")
+    traces: list[Trace] = []
+    skipped: list[TraceError] = []
+    for item in _readable(Path(path), kind):
+        if isinstance(item, Trace):
+            traces.append(item)
+        elif on_error == "raise":
+            raise item
+        else:
+            skipped.append(item)
+            if len(skipped) > _MAX_SKIPPED:
+                raise TraceError(
+                    f"more than {_MAX_SKIPPED:,} traces in it cannot be read, as this one", file=path
+                ) from item
+        if len(traces) == limit:
+            break
+    if not traces and not skipped:
+        raise TraceError("there are no traces in it", file=path)
+    return TraceSet(tuple(traces), tuple(skipped))
+
+
+def write_traces(
+    traces: Iterable[Trace], path: str | Path, *, kind: str | None = None, drop: bool = False
+) -> tuple[str, ...]:
+    """Writes traces, and returns what was left out: always nothing for Parquet, which holds all.
+
+    Args:
+        traces: at least one, with unique names.
+        path: a `.parquet` file, which is replaced when it is there, or a new or empty folder for a published format.
+        kind: one of `FORMATS`; left out, Parquet for a path that ends in '.parquet'.
+        drop: leave out what a published format does not hold, instead of refusing.
+
+    Raises:
+        ConfigurationError: see `write_crawler`, `write_anns`, `write_parquet`; or the path cannot be written.
+        MissingExtraError: a `.parquet` file needs pyarrow, which is not installed.
+    """
+    traces, path = list(traces), Path(path)
+    if not traces:
+        raise ConfigurationError("there are no traces to write")
+    check_unique(traces)
+    kind = check_target(path, kind)
+    try:
+        if kind == PARQUET:
+            write_parquet(traces, path)
+            return ()
+        return (write_crawler if kind == CRAWLER else write_anns)(traces, path, drop=drop)
+    except OSError as error:
+        raise ConfigurationError(f"traces cannot be written to {str(path)!r}: {error}") from error
+
+
+def check_target(path: Path, kind: str | None) -> str:
+    """The format in which `write_traces` writes to a path; asked before the work, whether it can.
+
+    Raises:
+        ConfigurationError: it is not clear which, or something is in the way.
+    """
+    if kind is None:
+        if path.suffix != ".parquet":
+            raise ConfigurationError(f"{str(path)!r} does not end in '.parquet': say which kind, {_choices()}")
+        kind = PARQUET
+    if kind not in FORMATS:
+        raise ConfigurationError(f"kind={kind!r}: choose {_choices()}")
+    if kind == PARQUET:
+        require_writable(path, "traces to write:")
+    elif path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise ConfigurationError(f"{str(path)!r} is there already: name a new folder, so that sets do not mix")
+    else:
+        above = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK):
+            raise ConfigurationError(f"{str(path)!r}: nothing may be written in {above}: name a folder elsewhere")
+    return kind
+
+
+def _readable(path: Path, kind: str | None) -> Iterator[Trace | TraceError]:
+    try:
+        yield from _items(path, kind)
+    except OSError as error:
+        raise TraceError(f"cannot be read: {error.strerror or error}", file=error.filename or path) from error
+
+
+def _items(path: Path, kind: str | None) -> Iterable[Trace | TraceError]:
+    if not path.exists():
+        raise TraceError("there is no such file or folder", file=path)
+    kind = kind or _seen_kind(path)
+    if kind not in FORMATS:
+        raise ConfigurationError(f"kind={kind!r}: choose {_choices()}")
+    if not path.is_dir() and not path.is_file():
+        raise TraceError("this is neither a folder nor a plain file", file=path)
+    if path.is_dir() != (kind == CRAWLER) and not (kind == ANNS and (path.is_dir() or path.is_file())):
+        raise TraceError(f"kind={kind!r} is a {'folder' if kind == CRAWLER else 'file'}, which this is not", file=path)
+    return {CRAWLER: read_crawler, ANNS: read_anns, PARQUET: read_parquet}[kind](path)
+
+
+def _seen_kind(path: Path) -> str:
+    if path.is_dir():
+        found: Sequence[str] = [
+            name for name, files in ((CRAWLER, crawler_files(path)), (ANNS, anns_maps(path))) if files
+        ]
+        if len(found) == 1:
+            return found[0]
+        reason = "both query_*.csv and query_trace_map_*.json are in it: give kind='crawler' or 'anns'"
+        if not found:
+            reason = "neither query_*.csv nor query_trace_map_*.json is in it"
+        raise TraceError(reason, file=path)
+    kinds = {".parquet": PARQUET, ".json": ANNS}
+    if path.suffix not in kinds:
+        raise TraceError(f"its name does not say what it is: give kind={_choices()}", file=path)
+    return kinds[path.suffix]
+
+
+def _choices() -> str:
+    return f"{', '.join(map(repr, FORMATS[:-1]))} or {FORMATS[-1]!r}"
