@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
-EXTRAS := cpu,crawler,diskann,demo,metrics,notebooks,predict,traces
+EXTRAS := cpu,crawler,diskann,demo,metrics,notebooks,predict,traces,plots
 READY := $(VENV)/.ready
 WHEEL_SITE := build/wheel-site
 DEMO_ARGS ?=
@@ -69,7 +69,7 @@ bench: setup
 # Pins every dependency again, for all supported versions of Python.
 constraints: setup
 	$(UV) pip compile --quiet --universal --python-version 3.11 pyproject.toml --extra cpu --extra crawler \
-		--extra diskann --extra demo --extra metrics --extra notebooks --extra predict --extra traces --group dev --no-header --no-annotate --upgrade \
+		--extra diskann --extra demo --extra metrics --extra notebooks --extra predict --extra traces --extra plots --group dev --no-header --no-annotate --upgrade \
 		--output-file constraints/cpu.txt
 
 clean:

@@ -185,7 +185,7 @@ def test_the_laboratory_runs_every_policy_on_the_same_draws(monkeypatch: pytest.
     from stream2llm_sdk.traces import svf_lab
 
     whole, streamed = svf_lab.SCENARIOS[0], svf_lab.SCENARIOS[-1]
-    few = [(whole[0], whole[1][-3:]), (streamed[0], streamed[1][-3:])]
+    few = [(whole[0], whole[1][-2:]), (streamed[0], streamed[1][-2:])]
     monkeypatch.setattr(svf_lab, "SCENARIOS", few)
     monkeypatch.setattr(svf_lab, "NUM_TRAINING_REQUESTS", 60)
     seen: list[tuple[int, int]] = []
