@@ -32,7 +32,7 @@ test-fast: setup
 # all loaded modules, and stumbles over numba's.
 test-engine: setup
 	$(BIN)/python -m pytest -m engine tests/sdk tests/retrievers
-	$(BIN)/python -m pytest -m engine tests/serving
+	$(BIN)/python -m pytest -m engine tests/serving tests/traces
 
 # More than 20,000 requests through the state machine.
 test-soak: setup

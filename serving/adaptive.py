@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from stream2llm_sdk.serving.policies import SRPF, SVF, SchedulingPolicy, Standing
+from stream2llm_sdk.serving.policies import SRPF, SVF, LookingAt, SchedulingPolicy, Standing
 
 __all__ = ["Adaptive", "Observation", "Switch"]
 
@@ -64,7 +64,7 @@ class Adaptive:
 
     def __init__(self, *, memory_s: float = 2.0, dwell_s: float = 5.0) -> None:
         self.current: SchedulingPolicy = SRPF()
-        self.looks_ahead = self.current.looks_ahead
+        self.looks_ahead: LookingAt = self.current.looks_ahead
         self.num_switches = 0
         self.last_switch: Switch | None = None
         self._choices: dict[str, SchedulingPolicy] = {policy.name: policy for policy in (self.current, SVF())}

@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 Key = tuple[Any, ...]
+LookingAt = Literal["all", "complete", "none"]
 
 
 @dataclass(slots=True)
@@ -84,7 +85,7 @@ class SchedulingPolicy(Protocol):
     plans_when_short: bool
     follows_progress: bool
     uses_forecasts: bool
-    looks_ahead: Literal["all", "complete", "none"]
+    looks_ahead: LookingAt
 
     def key(self, standing: Standing) -> Key:
         """The rank of a request."""
@@ -97,7 +98,7 @@ class _Policy:
     plans_when_short = True
     follows_progress = False
     uses_forecasts = False
-    looks_ahead: Literal["all", "complete", "none"] = "none"
+    looks_ahead: LookingAt = "none"
 
 
 class DefaultVLLM(_Policy):
@@ -114,7 +115,7 @@ class FCFS(_Policy):
     """Complete requests before open ones, each by arrival (Stream2LLM's `fcfs`)."""
 
     name = "FCFS"
-    looks_ahead = "complete"
+    looks_ahead: LookingAt = "complete"
 
     def key(self, standing: Standing) -> Key:
         return (standing.is_open, standing.request.priority, standing.request.arrival_time)
@@ -125,7 +126,7 @@ class LCAS(_Policy):
     `lcas`, as its code has it: the prose says most recent first)."""
 
     name = "LCAS"
-    looks_ahead = "complete"
+    looks_ahead: LookingAt = "complete"
 
     def key(self, standing: Standing) -> Key:
         return (standing.is_open, standing.request.priority, standing.last_chunk_s)
@@ -159,7 +160,7 @@ class SVF(_Policy):
     name = "SVF"
     plans_plain_requests = True
     uses_forecasts = True
-    looks_ahead = "all"
+    looks_ahead: LookingAt = "all"
 
     def key(self, standing: Standing) -> Key:
         return (standing.request.priority, volume(standing.final_num_tokens, standing.num_output_tokens))
@@ -182,7 +183,7 @@ class SRPF(_Policy):
     """
 
     name = "SRPF"
-    looks_ahead = "complete"
+    looks_ahead: LookingAt = "complete"
     plans_plain_requests = True
     follows_progress = True
     uses_forecasts = True

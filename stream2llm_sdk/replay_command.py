@@ -128,7 +128,8 @@ def replay(
         try:
             run = asyncio.run(work(console, list(found), options, serving, out))
         except KeyboardInterrupt:
-            console.print(f"[yellow]stopped; the same command continues the run in {escape(str(out))}[/]")
+            how = "begins anew" if simulate else "continues"
+            console.print(f"[yellow]stopped; the same command {how} the run in {escape(str(out))}[/]")
             raise typer.Exit(_STOPPED) from None
     show_run(console, run)
     console.print(f"written to {escape(str(out))}")
@@ -192,11 +193,13 @@ async def _served(
 async def _simulated(
     console: Console, traces: list[Trace], options: ReplayOptions, serving: _Serving, out: Path
 ) -> ReplayRun:
+    from stream2llm_sdk.serving.vllm_start import quieten
     from stream2llm_sdk.tokenizer import load_tokenizer
     from stream2llm_sdk.traces.prompt_script import keeps_sizes_only
     from stream2llm_sdk.traces.replay import replay as replay_traces
     from stream2llm_sdk.traces.simulation import Simulation
 
+    quieten()
     needs_tokenizer = serving.model is not None and not all(map(keeps_sizes_only, traces))
     simulation = Simulation(
         serving.policy or "FCFS",

@@ -107,7 +107,8 @@ class ReplayRun:
         if num_failed := sum(request.error is not None for request in self.requests):
             yield f"{num_failed} of {self.num_expected} requests failed; the figures are those of the others"
         if self.state is not RunState.COMPLETE:
-            yield f"{self.state.value}: {len(self.requests)} of {self.num_expected} requests have ended"
+            num_ended = sum(request.is_done for request in self.requests)
+            yield f"{self.state.value}: {num_ended} of {self.num_expected} requests have ended"
         if self.num_segments > 1:
             yield f"continued {self.num_segments - 1} times: each time requests met an idle engine"
 

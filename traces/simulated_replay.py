@@ -59,7 +59,7 @@ async def run_simulated(
     """
     if options.concurrency is not None:
         raise ConfigurationError(
-            f"concurrency={options.concurrency} cannot be simulated: leave it out; max_num_seqs bounds what runs at once"
+            f"concurrency={options.concurrency} cannot be simulated: leave it out; max_num_seqs bounds what may run"
         )
     requests = simulated_requests(traces, tokenizer=simulation.tokenizer, max_tokens=options.max_tokens)
     observer = _Observer(traces, requests, request_ids, options, journal)

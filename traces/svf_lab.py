@@ -72,8 +72,8 @@ _GPU_MEMORY_UTILIZATION = {
 }
 _LOADS = {load.name: load for load in (CHAT, LONG_CONTEXT)}
 
-# Requests a second: about what FCFS can serve in short memory.
-_RATES_PER_S = {"chat": 7.0, "long-context": 0.5, "streams and chat": 1.4}
+# Requests a second: what FCFS can just serve in short memory; of chats twice that, since 200 are soon served.
+_RATES_PER_S = {"chat": 14.0, "long-context": 0.5, "streams and chat": 1.4}
 
 
 SCENARIOS: list[tuple[Scenario, tuple[Contender, ...]]] = [

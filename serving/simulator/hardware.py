@@ -178,6 +178,8 @@ def cost_model(
         tensor_parallel_size: devices; each copies its share of the heads over a link of its own.
         num_tokens_per_step: the token budget; longer prefills take more steps.
         bytes_per_copy: how large single copies are, where they are small: each takes `seconds_per_small_copy` more.
+            The published system copies keys and values of each block and layer by themselves: 16 KiB on each of two
+            devices that serve Llama-3.1-8B.
     """
     if hardware.measured is not None:
         return hardware.measured

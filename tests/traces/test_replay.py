@@ -360,6 +360,7 @@ def test_a_stopped_run_leaves_nothing_open_and_its_folder_says_that_it_was_stopp
     assert folder.state == "stopped"
     found = {row["query_id"]: row["finish_reason"] for row in folder.requests().to_pylist()}
     assert found == {"a": "length", "b": "abort"}
+    assert folder.summary()["warnings"] == ["stopped: 1 of 3 requests have ended"]
 
 
 def test_a_stopped_run_is_continued_with_what_had_not_ended(virtually: Virtually[Any], tmp_path: Path) -> None:

@@ -1,0 +1,180 @@
+"""One cell of the matrix: a published run, an arm of it, and a draw of the arrivals."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.traces.reproduce.published import PublishedRun
+
+__all__ = ["OUR_ARMS", "Arm", "Cell", "Fit", "run_cell"]
+
+_NUM_QUERIES = {"crawler": 4_309, "anns": 500}
+_TOKEN_BUDGET = {"crawler": 2_048, "anns": 8_192}
+_MAX_PROMPT_TOKENS = 131_072
+_MEMORY_UTILIZATION = 0.8  # in the published configurations
+# Host memory of the machines is not published; the published system took it to be unlimited.
+_NUM_HOST_BLOCKS = 1_000_000
+_CONTENT_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Who serves, and how.
+
+    Attributes:
+        name: unique in a table.
+        system: 'published' for the published system's own decisions, 'stream2llm' for this project's scheduler.
+        policy: the scheduling policy.
+        victims: this project's order of victims.
+        streaming: whether prompts are sent as they come.
+    """
+
+    name: str
+    system: Literal["published", "stream2llm"]
+    policy: str
+    victims: str = "IDLE_FIRST"
+    streaming: bool = True
+
+
+PUBLISHED_ARMS = {
+    "NON_STREAMING": Arm("NON_STREAMING", "published", "DEFAULT_VLLM", streaming=False),
+    **{name: Arm(name, "published", name) for name in ("DEFAULT_VLLM", "FCFS", "LCAS", "MCPS")},
+}
+OUR_ARMS = {
+    arm.name: arm
+    for arm in (
+        Arm("ours FCFS", "stream2llm", "FCFS"),
+        Arm("ours LCAS", "stream2llm", "LCAS"),
+        Arm("ours SRPF", "stream2llm", "SRPF"),
+        Arm("ours SRPF, last victims", "stream2llm", "SRPF", "LATEST_COMPLETION"),
+        Arm("ours ADAPTIVE, last victims", "stream2llm", "ADAPTIVE", "LATEST_COMPLETION"),
+    )
+}
+ALL_ARMS = PUBLISHED_ARMS | OUR_ARMS
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """All that was fitted to published figures.
+
+    Attributes:
+        efficiency: by hardware, share of the peak FLOP/s that prefill reaches. Fitted to the P50 without streaming at
+            the two lowest rates.
+        num_blocks: KV blocks of the runs under pressure. Fitted to one of them: ×10, recompute only, FCFS.
+    """
+
+    efficiency: tuple[tuple[str, float], ...] = (("h200", 0.54), ("h100", 0.515))
+    num_blocks: int = 79_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is run once."""
+
+    hardware: str
+    workload: str
+    rate_per_s: float
+    delay_multiplier: float
+    mode: str
+    arm: str
+    draw: int
+    num_queries: int
+
+    @classmethod
+    def of(cls, run: PublishedRun, arm: str, draw: int, num_queries: int | None = None) -> Cell:
+        """A published run's cell; a whole prompt is never preempted, so its ways of preempting are one."""
+        if arm not in ALL_ARMS:
+            raise ConfigurationError(f"there is no arm {arm!r}: choose one of {', '.join(ALL_ARMS)}")
+        mode = run.mode if ALL_ARMS[arm].streaming else ""
+        num = num_queries or _NUM_QUERIES[run.workload]
+        return cls(run.hardware, run.workload, run.rate_per_s, run.delay_multiplier, mode, arm, draw, num)
+
+    @property
+    def key(self) -> str:
+        """The cell in one line, for the journal."""
+        return "/".join(f"{value}" for value in asdict(self).values())
+
+
+@lru_cache(maxsize=2)
+def _traces(workload: Any, num_queries: int, delay_multiplier: float) -> Any:
+    from stream2llm_sdk.traces.synthesis import synthesize
+    from stream2llm_sdk.traces.synthesis_options import SynthesisOptions
+
+    # Under pressure a search's long wait comes last, so that streams hold KV meanwhile: only so do the published
+    # preemptions come out.
+    is_stretched = delay_multiplier > 1
+    options = SynthesisOptions(
+        delay_multiplier=delay_multiplier, search_gap="last" if is_stretched and workload == "anns" else "first"
+    )
+    return synthesize(workload, num_queries, seed=_CONTENT_SEED, options=options)
+
+
+def _requests(cell: Cell) -> Any:
+    from stream2llm_sdk.traces.arrivals import Arrivals
+    from stream2llm_sdk.traces.simulated import simulated_requests
+
+    arrivals = Arrivals(rate_per_s=cell.rate_per_s).draw(cell.num_queries, seed=cell.draw)
+    traces = _traces(cell.workload, cell.num_queries, cell.delay_multiplier)
+    return simulated_requests(traces, arrivals=[float(time_s) for time_s in arrivals])
+
+
+def _num_blocks(cell: Cell, fit: Fit) -> int:
+    from stream2llm_sdk.serving.simulator.hardware import LLAMA_3_1_8B, PROFILES, num_kv_blocks
+
+    if cell.delay_multiplier > 1:
+        return fit.num_blocks
+    return num_kv_blocks(LLAMA_3_1_8B, PROFILES[cell.hardware], 2, gpu_memory_utilization=_MEMORY_UTILIZATION)
+
+
+def run_cell(cell: Cell, fit: Fit) -> dict[str, Any]:
+    """Serves the cell's load in virtual time; gives its figures by name, times in s."""
+    from dataclasses import replace
+
+    from stream2llm_sdk.serving.simulator import hardware as profiles
+    from stream2llm_sdk.serving.simulator.latency import copy_latency, step_latency
+    from stream2llm_sdk.serving.simulator.load import simulate
+    from stream2llm_sdk.serving.swap import swap_config
+
+    arm = ALL_ARMS[cell.arm]
+    device = replace(profiles.PROFILES[cell.hardware], efficiency=dict(fit.efficiency)[cell.hardware])
+    latency = step_latency(profiles.LLAMA_3_1_8B, device, 2)
+    costs = profiles.cost_model(profiles.LLAMA_3_1_8B, device, 2)
+    options: dict[str, Any] = {"preemption_mode": cell.mode or "recompute"}
+    extra: dict[str, Any] = {}
+    if arm.system == "stream2llm":
+        options["victims"] = arm.victims
+        if cell.mode in ("cost", "swap"):
+            extra["kv_transfer_config"] = swap_config(num_host_blocks=_NUM_HOST_BLOCKS)
+    result = simulate(
+        _requests(cell),
+        policy=arm.policy,
+        system=arm.system,
+        streaming=arm.streaming,
+        num_gpu_blocks=_num_blocks(cell, fit),
+        max_num_batched_tokens=_TOKEN_BUDGET[cell.workload],
+        max_model_len=_MAX_PROMPT_TOKENS,
+        latency=latency,
+        copy_latency=copy_latency(profiles.LLAMA_3_1_8B, device, 2),
+        cost_model=costs,
+        scheduler_options=options,
+        **extra,
+    )
+    ttft = "ttft_from_context_complete_s"
+    return {
+        "ttft_s": [result.percentile(ttft, percent) for percent in (50, 95, 99, 99.9)],
+        "ttft_max_s": float(result.values(ttft).max()),
+        "ttft_from_request_s": [result.percentile("ttft_from_request_s", percent) for percent in (50, 95, 99, 99.9)],
+        "num_preemptions": int(result.total("num_preemptions")),
+        "num_swap_preemptions": int(result.total("num_swap_preemptions")),
+        "num_tokens_invalidated": int(result.total("num_tokens_invalidated")),
+        "num_tokens_recomputed": int(result.total("num_tokens_recomputed")),
+        "num_tokens_computed": int(result.total("num_tokens_computed")),
+        "invalidated_tokens": [result.percentile("num_tokens_invalidated", percent) for percent in (50, 95)],
+        "virtual_s": result.virtual_s,
+        "busy_s": result.busy_s,
+        "wall_s": result.wall_s,
+        "peak_kv_usage": result.peak_kv_usage,
+    }

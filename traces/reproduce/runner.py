@@ -1,0 +1,128 @@
+"""Runs cells in parallel, and keeps what has been run."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.traces.reproduce.cells import Cell, Fit, run_cell
+
+__all__ = ["Journal", "run_cells"]
+
+Figures = Mapping[str, Any]
+
+
+class Journal:
+    """A file with a line for each cell that was run, so that a run that was stopped goes on where it was.
+
+    Raises:
+        ConfigurationError: the file belongs to another fit, or is none of ours.
+    """
+
+    def __init__(self, file: Path, fit: Fit) -> None:
+        self._file = file
+        self.figures: dict[str, Figures] = {}
+        heading = {"fit": json.loads(json.dumps(asdict(fit)))}
+        if not file.exists():
+            file.write_text(json.dumps(heading) + "\n", encoding="utf-8")
+            return
+        lines = file.read_text(encoding="utf-8").splitlines()
+        try:
+            found = json.loads(lines[0]) if lines else None
+        except ValueError:
+            found = None
+        if found != heading:
+            raise ConfigurationError(
+                f"{file} holds other runs (it begins with {lines[0][:200] if lines else 'nothing'}): "
+                "name another file, or remove this one"
+            )
+        for line in lines[1:]:
+            try:
+                entry = json.loads(line)
+            except ValueError:  # cut off when the run was stopped
+                continue
+            self.figures[entry["cell"]] = entry["figures"]
+        file.write_text(
+            "".join(
+                json.dumps(entry) + "\n"
+                for entry in [heading, *({"cell": key, "figures": value} for key, value in self.figures.items())]
+            ),
+            encoding="utf-8",
+        )
+
+    def add(self, cell: Cell, figures: Figures) -> None:
+        self.figures[cell.key] = figures
+        with self._file.open("a", encoding="utf-8") as out:
+            out.write(json.dumps({"cell": cell.key, "figures": figures}) + "\n")
+
+
+def run_cells(
+    cells: Iterable[Cell],
+    fit: Fit,
+    journal: Journal,
+    *,
+    jobs: int | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Mapping[str, Figures]:
+    """Runs the cells that the journal does not have yet, each in one of `jobs` processes.
+
+    Args:
+        cells: what to run.
+        fit: what was fitted.
+        journal: what was run before; it is added to.
+        jobs: processes; left out, as many as there are cores.
+        progress: called with the number of cells that are done, of all, and the latest one's name.
+
+    Raises:
+        Stream2LLMError: a cell fails; those that are done are in the journal.
+    """
+    wanted = list(dict.fromkeys(cells))
+    left = [cell for cell in wanted if cell.key not in journal.figures]
+    num_done = len(wanted) - len(left)
+    if progress is not None:
+        progress(num_done, len(wanted), "")
+    if not left:
+        return journal.figures
+    # Those of one load together, so that a process need not draw it anew.
+    left.sort(key=lambda cell: (cell.workload, cell.delay_multiplier, cell.draw))
+    num_jobs = max(1, min(jobs or os.cpu_count() or 1, len(left)))
+    with ProcessPoolExecutor(num_jobs, multiprocessing.get_context("spawn"), initializer=_quieten) as pool:
+        pending: dict[Future[Figures], Cell] = {}
+        rest = iter(left)
+        try:
+            while True:
+                for cell in rest:
+                    pending[pool.submit(run_cell, cell, fit)] = cell
+                    if len(pending) >= 2 * num_jobs:
+                        break
+                if not pending:
+                    return journal.figures
+                done, _ = wait(pending, return_when=FIRST_COMPLETED)
+                for future in done:
+                    cell = pending.pop(future)
+                    journal.add(cell, future.result())
+                    num_done += 1
+                    if progress is not None:
+                        progress(num_done, len(wanted), cell.key)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _quieten() -> None:
+    import warnings
+
+    from stream2llm_sdk.serving.vllm_start import quieten
+
+    warnings.filterwarnings("ignore")
+    quieten()
+    import torch
+
+    torch.set_num_threads(1)
