@@ -32,7 +32,7 @@ MAX_TEXT_CHARACTERS = 1 << 24
 
 _MAX_CSV_BYTES = 1 << 28
 _MAX_JSON_BYTES = 1 << 32
-_MAX_NUMBER_CHARACTERS = 512
+_MAX_NUMBER_CHARACTERS = 2_048  # a float written out has up to 309 digits before its point and 1,074 behind it
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?", re.ASCII | re.IGNORECASE)
 _NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 
