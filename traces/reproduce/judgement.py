@@ -112,7 +112,7 @@ class Judge:
     def ttft_s(self, run: PublishedRun, arm: str) -> tuple[float, ...]:
         """P50, P95 and P99, medians of the draws, in s."""
         draws = self.of(run, arm)
-        return tuple(statistics.median(draw["ttft_s"][index] for draw in draws) for index in range(len(PERCENTILES)))
+        return tuple(statistics.median(float(draw["ttft_s"][index]) for draw in draws) for index in range(len(PERCENTILES)))
 
     def cells(self, workload: str) -> list[CellJudgement]:
         """The runs without pressure, all arms."""
@@ -135,11 +135,9 @@ class Judge:
         for run in PUBLISHED:
             for arm, (published, published_swaps) in run.num_preemptions.items():
                 if draws := self.of(run, arm):
-                    counts = [
-                        statistics.median(draw[name] for draw in draws)
-                        for name in ("num_preemptions", "num_swap_preemptions")
-                    ]
-                    judged.append(PreemptionJudgement(run, arm, *counts, published, published_swaps))
+                    total = statistics.median(float(draw["num_preemptions"]) for draw in draws)
+                    swaps = statistics.median(float(draw["num_swap_preemptions"]) for draw in draws)
+                    judged.append(PreemptionJudgement(run, arm, total, swaps, published, published_swaps))
         return judged
 
     def orderings(self) -> list[Ordering]:
@@ -156,7 +154,8 @@ class Judge:
 
     def _ratio(self, run: PublishedRun, slow: str, fast: str, index: int) -> float:
         pairs = zip(self.of(run, slow), self.of(run, fast), strict=True)
-        return statistics.median(a["ttft_s"][index] / b["ttft_s"][index] for a, b in pairs)
+        ratios = [float(a["ttft_s"][index] / b["ttft_s"][index]) for a, b in pairs]
+        return statistics.median(ratios)
 
     def _orderings_at_4(self, run: PublishedRun) -> Iterable[Ordering]:
         name = run.name
