@@ -112,7 +112,9 @@ class Judge:
     def ttft_s(self, run: PublishedRun, arm: str) -> tuple[float, ...]:
         """P50, P95 and P99, medians of the draws, in s."""
         draws = self.of(run, arm)
-        return tuple(statistics.median(float(draw["ttft_s"][index]) for draw in draws) for index in range(len(PERCENTILES)))
+        return tuple(
+            statistics.median(float(draw["ttft_s"][index]) for draw in draws) for index in range(len(PERCENTILES))
+        )
 
     def cells(self, workload: str) -> list[CellJudgement]:
         """The runs without pressure, all arms."""
@@ -142,7 +144,7 @@ class Judge:
 
     def orderings(self) -> list[Ordering]:
         """Those that repeated draws keep."""
-        found = []
+        found: list[Ordering] = []
         for run in PUBLISHED:
             if run.workload != "crawler" or not all(self.of(run, arm) for arm in ARMS):
                 continue
