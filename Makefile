@@ -65,6 +65,7 @@ bench: setup
 	$(BIN)/python tests/benchmarks/scheduler_step.py
 	$(BIN)/python tests/benchmarks/prediction_cost.py
 	$(BIN)/python tests/benchmarks/policies.py
+	$(BIN)/python tests/benchmarks/adaptive.py
 
 # Pins every dependency again, for all supported versions of Python.
 constraints: setup

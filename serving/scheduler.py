@@ -200,7 +200,8 @@ class Stream2LLMScheduler(PreemptingScheduler):
         return looks_ahead == "all" or (looks_ahead == "complete" and not self._is_open(request))
 
     def _memory(self, request: Request) -> Memory:
-        """Tokens of its final prompt and of its output so far, and the output still to come."""
+        """Tokens of its final prompt and of its output so far, with the rest of a last block that it may leave unused,
+        and the output still to come."""
         prompt = self.prompts.get(request.request_id)
         num_tokens = request.num_prompt_tokens
         if prompt is not None and prompt.is_open:
@@ -208,7 +209,8 @@ class Stream2LLMScheduler(PreemptingScheduler):
         num_output: float = self.outlook.output(request).num_tokens
         if num_output >= request.max_tokens:  # nothing is known but the limit, which may be far off
             num_output = min(num_output, max(_UNKNOWN_OUTPUT, request.num_output_tokens))
-        return num_tokens + request.num_output_tokens, max(1.0, num_output - request.num_output_tokens)
+        num_tokens += request.num_output_tokens + self.block_size - 1
+        return num_tokens, max(1.0, num_output - request.num_output_tokens)
 
     @property
     def _capacity(self) -> float:

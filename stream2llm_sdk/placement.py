@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from stream2llm_sdk.chunk_tokens import ChunkEncoder
 from stream2llm_sdk.context import Chunk
@@ -17,9 +18,12 @@ __all__ = [
     "Fitted",
     "Placement",
     "Room",
+    "arranged",
     "fit_append",
     "fit_replace",
 ]
+
+KeyT = TypeVar("KeyT", bound=Hashable)
 
 LEAST_CUT_TOKENS = 16
 """A chunk is not cut to less than this behind others: so little text says nothing."""
@@ -129,11 +133,18 @@ def fit_replace(
     fit = _Fit(encoder, room, section)
     for chunk in chunks:
         fit.add(chunk, least_cut=None if fit.fitted else least_cut)
-    if order is ChunkOrder.RANK:
-        return fit.fitted, fit.dropped
     by_identity = {fitted.identity: fitted for fitted in fit.fitted}
-    kept = [by_identity.pop(old.identity) for old in current if old.identity in by_identity]
-    return [*kept, *by_identity.values()], fit.dropped
+    identities = arranged(by_identity, (old.identity for old in current), order)
+    return [by_identity[identity] for identity in identities], fit.dropped
+
+
+def arranged(best_first: Iterable[KeyT], current: Iterable[KeyT], order: ChunkOrder) -> list[KeyT]:
+    """What is wanted, as it follows in the prompt after what is there now: see `ChunkOrder`."""
+    wanted = dict.fromkeys(best_first)
+    if order is ChunkOrder.RANK:
+        return list(wanted)
+    kept = dict.fromkeys(key for key in current if key in wanted)
+    return [*kept, *(key for key in wanted if key not in kept)]
 
 
 class _Fit:

@@ -15,7 +15,7 @@ A prompt ends in a question of up to 40 words, which tells something of its kind
 from a vocabulary of the kind, the others from one that all kinds share. Nothing in a prompt tells how long the answer
 is among those of its kind, so a predictor can know the kind at best. The share of such words is assumed: in chat it is
 so low, and prompts so short, that a classifier finds short from long about as well as published ones do on real chats
-(around four in five); data sets of long contexts have instructions of their own, and are easily told apart.
+(73 %); data sets of long contexts have instructions of their own, and are easily told apart.
 """
 
 from __future__ import annotations

@@ -6,10 +6,13 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+import numpy as np
+
 from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.traces.reproduce.bound import last_prefill_s
 from stream2llm_sdk.traces.reproduce.published import PublishedRun
 
-__all__ = ["OUR_ARMS", "Arm", "Cell", "Fit", "run_cell"]
+__all__ = ["CURVE_PERCENTILES", "OUR_ARMS", "Arm", "Cell", "Fit", "run_cell"]
 
 _NUM_QUERIES = {"crawler": 4_309, "anns": 500}
 _TOKEN_BUDGET = {"crawler": 2_048, "anns": 8_192}
@@ -17,7 +20,10 @@ _MAX_PROMPT_TOKENS = 131_072
 _MEMORY_UTILIZATION = 0.8  # in the published configurations
 # Host memory of the machines is not published; the published system took it to be unlimited.
 _NUM_HOST_BLOCKS = 1_000_000
+_BYTES_PER_COPY = 16_384  # keys or values of one layer's block on one of two devices
 _CONTENT_SEED = 0
+CURVE_PERCENTILES = (*range(100), *(99 + tenth / 10 for tenth in range(1, 11)))
+"""Of the whole distribution of TTFT, for plots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +147,28 @@ def run_cell(cell: Cell, fit: Fit) -> dict[str, Any]:
     arm = ALL_ARMS[cell.arm]
     device = replace(profiles.PROFILES[cell.hardware], efficiency=dict(fit.efficiency)[cell.hardware])
     latency = step_latency(profiles.LLAMA_3_1_8B, device, 2)
-    costs = profiles.cost_model(profiles.LLAMA_3_1_8B, device, 2)
+    # The published profile was taken with one step for the whole prompt; it copies block by block and layer by layer.
+    is_published = arm.system == "published"
+    bytes_per_copy = _BYTES_PER_COPY if is_published else None
+    costs = profiles.cost_model(
+        profiles.LLAMA_3_1_8B,
+        device,
+        2,
+        num_tokens_per_step=_MAX_PROMPT_TOKENS if is_published else _TOKEN_BUDGET[cell.workload],
+        bytes_per_copy=bytes_per_copy,
+    )
     options: dict[str, Any] = {"preemption_mode": cell.mode or "recompute"}
     extra: dict[str, Any] = {}
     if arm.system == "stream2llm":
         options["victims"] = arm.victims
         if cell.mode in ("cost", "swap"):
             extra["kv_transfer_config"] = swap_config(num_host_blocks=_NUM_HOST_BLOCKS)
+    requests = _requests(cell)
+    bound_s = [
+        last_prefill_s(request, latency, _TOKEN_BUDGET[cell.workload]) + device.messaging_s for request in requests
+    ]
     result = simulate(
-        _requests(cell),
+        requests,
         policy=arm.policy,
         system=arm.system,
         streaming=arm.streaming,
@@ -157,7 +176,7 @@ def run_cell(cell: Cell, fit: Fit) -> dict[str, Any]:
         max_num_batched_tokens=_TOKEN_BUDGET[cell.workload],
         max_model_len=_MAX_PROMPT_TOKENS,
         latency=latency,
-        copy_latency=copy_latency(profiles.LLAMA_3_1_8B, device, 2),
+        copy_latency=copy_latency(profiles.LLAMA_3_1_8B, device, 2, bytes_per_copy=bytes_per_copy),
         cost_model=costs,
         scheduler_options=options,
         **extra,
@@ -165,8 +184,10 @@ def run_cell(cell: Cell, fit: Fit) -> dict[str, Any]:
     ttft = "ttft_from_context_complete_s"
     return {
         "ttft_s": [result.percentile(ttft, percent) for percent in (50, 95, 99, 99.9)],
+        "ttft_curve_s": [result.percentile(ttft, percent) for percent in CURVE_PERCENTILES],
         "ttft_max_s": float(result.values(ttft).max()),
         "ttft_from_request_s": [result.percentile("ttft_from_request_s", percent) for percent in (50, 95, 99, 99.9)],
+        "bound_ttft_s": [float(np.percentile(bound_s, percent)) for percent in (50, 95, 99, 99.9)],
         "num_preemptions": int(result.total("num_preemptions")),
         "num_swap_preemptions": int(result.total("num_swap_preemptions")),
         "num_tokens_invalidated": int(result.total("num_tokens_invalidated")),

@@ -1,0 +1,122 @@
+"""The command `stream2llm reproduce`: the published tables, run again in virtual time."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from stream2llm_sdk.console import shown_errors
+from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.files import require_writable
+
+__all__ = ["reproduce"]
+
+
+def reproduce(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where reports and the journal go; made if absent.")],
+    draws: Annotated[int, typer.Option(min=1, help="Draws of the arrivals; figures are medians over them.")] = 5,
+    queries: Annotated[
+        int | None, typer.Option(min=10, help="Queries of each run. Left out, as many as were published.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes. Left out, one for each core.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Only runs whose name holds this, such as 'crawler', 'H200 anns' or '×10'; repeat for more."),
+    ] = None,
+    ours: Annotated[bool, typer.Option(help="Also this project's policies on the same loads.")] = True,
+    svf: Annotated[bool, typer.Option("--svf", help="The experiments of the SVF paper instead.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures and all runs to this file too.")
+    ] = None,
+) -> None:
+    """Run the published matrix on the published system's own decisions and on this project's scheduler.
+
+    Nothing is served and no GPU is needed: the real scheduler runs in virtual time on drawn traces. A run that was
+    stopped goes on where it was when it is started again with the same folder.
+    """
+    console = Console()
+    with shown_errors():
+        if json_file is not None:
+            require_writable(json_file, "--json")
+        if out.exists() and not out.is_dir():
+            raise ConfigurationError(f"--out {out} is a file: name a folder")
+        out.mkdir(parents=True, exist_ok=True)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("simulating", total=None)
+
+            def show(num_done: int, num_all: int, name: str = "") -> None:
+                bar.update(task, completed=num_done, total=num_all, description=name or "simulating")
+
+            if svf:
+                stem, report = "svf", _svf(draws, queries, jobs, show)
+            else:
+                stem, report = "reproduction", _matrix(out, draws, queries, jobs, only or [], ours, show)
+        markdown, document = report.to_markdown(), report.to_dict()
+        (out / f"{stem}.md").write_text(markdown, encoding="utf-8")
+        text = json.dumps(document, indent=2) + "\n"
+        for file in (out / f"{stem}.json", json_file):
+            if file is not None:
+                file.write_text(text, encoding="utf-8")
+        if not svf:
+            from stream2llm_sdk.traces.reproduce.plots import write_plots
+
+            write_plots(report, out)
+    console.print(
+        Markdown(markdown if svf else markdown.partition("\n## ")[0])
+    )  # the matrix is too wide for a terminal
+    console.print(f"All tables and pictures are in {out}", markup=False)
+
+
+def _svf(draws: int, queries: int | None, jobs: int | None, show: Callable[..., None]) -> Any:
+    from stream2llm_sdk.traces.svf_lab import run_svf_lab
+
+    return run_svf_lab(num_draws=draws, num_requests=queries or 200, jobs=jobs or os.cpu_count() or 1, progress=show)
+
+
+def _matrix(
+    out: Path,
+    draws: int,
+    queries: int | None,
+    jobs: int | None,
+    only: list[str],
+    ours: bool,
+    show: Callable[..., None],
+) -> Any:
+    from stream2llm_sdk.traces.reproduce.cells import OUR_ARMS, Cell, Fit
+    from stream2llm_sdk.traces.reproduce.invalidation import invalidated_tokens_ratio
+    from stream2llm_sdk.traces.reproduce.published import ARMS, PUBLISHED
+    from stream2llm_sdk.traces.reproduce.report import Reproduction
+    from stream2llm_sdk.traces.reproduce.runner import Journal, run_cells
+
+    runs = [run for run in PUBLISHED if not only or any(part in run.name for part in only)]
+    if not runs:
+        names = ", ".join(run.name for run in PUBLISHED)
+        raise ConfigurationError(f"--only {' '.join(only)} names none of the runs: {names}")
+    fit = Fit()
+    # Ours preempt under pressure only, and by their own cost model.
+    cells = [
+        Cell.of(run, arm, draw, queries)
+        for draw in range(draws)
+        for run in runs
+        for arm in (*ARMS, *(OUR_ARMS if ours and run.mode in ("", "cost") else ()))
+    ]
+    journal = Journal(out / "cells.jsonl", fit)
+    run_cells(cells, fit, journal, jobs=jobs, progress=show)
+    wanted = {cell.key: journal.figures[cell.key] for cell in cells}
+    ratio = invalidated_tokens_ratio() if any(run.workload == "anns" for run in runs) else None
+    return Reproduction(wanted, range(draws), fit, queries, ratio)
