@@ -16,6 +16,7 @@ from stream2llm_sdk.console import shown_errors
 from stream2llm_sdk.demo.ways import DEFAULT_QUESTION, Demo, DemoMode, DemoOptions
 from stream2llm_sdk.files import require_writable
 from stream2llm_sdk.replay_command import replay
+from stream2llm_sdk.report_command import report
 from stream2llm_sdk.reproduce_command import reproduce
 from stream2llm_sdk.trace_commands import app as trace_app
 
@@ -108,6 +109,7 @@ def demo(
 
 app.command()(calibrate)
 app.command()(replay)
+app.command()(report)
 app.command()(reproduce)
 app.add_typer(trace_app)
 

@@ -1,9 +1,9 @@
 """Whether ADAPTIVE earns its place: policies on a load of streams and on one of answers, in virtual time.
 
-Streams: crawler-like, 4 a second with the gaps between pages stretched tenfold, 66,000 KV blocks, one output token; what
-counts is the P99 of the TTFT from the complete context. Answers: whole prompts (median 800 tokens) with answers of a
-median of 150 tokens, 4 a second and one burst of 300, on a device with 40,000 tokens of KV; what counts is the mean time
-to the last token. Medians of 3 draws, every policy on the same ones.
+Streams: crawler-like, 4 a second with the gaps between pages stretched tenfold, 66,000 KV blocks, one output token;
+what counts is the P99 of the TTFT from the complete context. Answers: whole prompts (median 800 tokens) with answers of
+a median of 150 tokens, 4 a second and one burst of 300, on a device with 40,000 tokens of KV; what counts is the mean
+time to the last token. Medians of 3 draws, every policy on the same ones.
 
 Figures: `worst_<policy>`, the policy's result over that of the best policy of the same load and draw, on its worst load
 (median of the draws); 1 would be the best everywhere. `vllm_over_fcfs`, the mean time to the last token of vLLM's own

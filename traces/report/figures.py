@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,19 +12,29 @@ import numpy.typing as npt
 from stream2llm_sdk.traces.report.phases import Phase, Span
 from stream2llm_sdk.traces.report.preemptions import KINDS
 from stream2llm_sdk.traces.report.reported_run import ReportedRun
-from stream2llm_sdk.traces.report.style import PHASE_COLOURS, blank, line_styles, new_figure, panels, plain, png
+from stream2llm_sdk.traces.report.style import (
+    PHASE_COLOURS,
+    blank,
+    line_styles,
+    log_axis,
+    new_figure,
+    panels,
+    plain,
+    png,
+)
 
 __all__ = ["Picture", "average_counts", "draw_costs", "draw_memory", "draw_preemptions", "draw_queues", "draw_ttft"]
 
 _NUM_BINS = 400
 _NUM_BARS = 60
+_SHORTEST_S = 1e-4
 _TIME = "run time (s)"
 _NO_TRAIL = "the engine kept no trails in this run"
 # What is in the engine: a retrieval that has sent nothing is not.
 _STACKED = tuple(phase for phase in PHASE_COLOURS if phase is not Phase.RETRIEVING)
 _METRICS = (
-    ("ttft_from_context_complete_s", "from the complete context to the first token"),
-    ("ttft_from_request_s", "from the question to the first token"),
+    ("ttft_from_context_complete_s", "From the complete context to the first token"),
+    ("ttft_from_request_s", "From the question to the first token"),
 )
 
 
@@ -47,45 +57,57 @@ class Picture:
 
 def draw_ttft(runs: Sequence[ReportedRun]) -> Picture:
     """Distributions of both times to the first token, the body above and the tail below."""
-    figure = new_figure(6.0)
+    figure = new_figure(6.4)
     plots = figure.subplots(2, 2)
-    styles = line_styles(len(runs))
     for column, (metric, title) in enumerate(_METRICS):
         body, tail = plots[0][column], plots[1][column]
-        drawn = [_draw_distribution(body, tail, run, metric, style) for run, style in zip(runs, styles, strict=True)]
-        body.set(title=title[0].upper() + title[1:], ylabel="share of requests, CDF")
-        tail.set(ylabel="share that waits longer, CCDF")
-        if not any(drawn):
-            for plot in (body, tail):
-                blank(plot, "no request was answered")
+        body.set_title(title)
+        values = [np.sort(np.maximum(_known(run, metric), _SHORTEST_S)) for run in runs]
+        if not any(len(each) for each in values):
+            blank(body, "no request was answered")
+            blank(tail, "no request was answered")
             continue
-        body.set_ylim(0, 1.01)
-        tail.set_yscale("log")
-        for plot in (body, tail):
-            plot.set_xscale("log")
-            plot.set_xlabel("TTFT (s)")
-    handles, labels = plots[0][0].get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(handles)))
+        _draw_distributions(body, tail, runs, values)
+    _legend_below(figure, plots[0][0])
     caption = (
-        "Times to the first token of the requests that were answered. Above, the share of requests served within a "
-        "time; below, on a logarithmic scale, the share that still waited then: the tail. Times under 0.1 ms are drawn "
-        "at 0.1 ms."
+        "Times to the first token of the requests that were answered (their number in brackets). Above, the share that "
+        "was served within a time; below, on a logarithmic scale, the share that took at least so long: the tail. "
+        f"Times under {1e3 * _SHORTEST_S:g} ms are drawn there."
     )
     return Picture("ttft", "Time to first token", caption, png(figure))
 
 
-def _draw_distribution(body: Any, tail: Any, run: ReportedRun, metric: str, style: dict[str, Any]) -> bool:
+def _known(run: ReportedRun, metric: str) -> npt.NDArray[np.float64]:
     known = [value for request in run.run.succeeded if (value := getattr(request, metric)) is not None]
-    if not known:
-        return False
-    values = np.sort(np.maximum(np.array(known), 1e-4))
-    number = len(values)
-    label = f"{plain(run.label)} ({number:,})"
-    body.step(values, np.arange(1, number + 1) / number, where="post", label=label, **style)
-    # The share that waits at least as long, so that the slowest request is on the logarithmic scale too.
-    tail.step(values, np.arange(number, 0, -1) / number, where="pre", label=label, **style)
-    return True
+    return np.array(known, dtype=np.float64)
+
+
+def _draw_distributions(
+    body: Any, tail: Any, runs: Sequence[ReportedRun], values: Sequence[npt.NDArray[np.float64]]
+) -> None:
+    for run, each, style in zip(runs, values, line_styles(len(runs)), strict=True):
+        number = len(each)
+        if number:
+            label = f"{plain(run.label)} ({number:,})"
+            body.step(each, np.arange(1, number + 1) / number, where="post", label=label, **style)
+            tail.step(each, np.arange(number, 0, -1) / number, where="pre", **style)
+    every = np.concatenate(values)
+    for plot in (body, tail):
+        log_axis(plot, "x", every.min() / 1.2, every.max() * 1.2)
+        plot.set_xlabel("TTFT (s)")
+    body.set(ylim=(0, 1.01), ylabel="share served within it (CDF)")
+    log_axis(tail, "y", 0.8 / max(map(len, values)), 1.1)
+    tail.set_ylabel("share that took as long (CCDF)")
+    for percent in (50, 95, 99):
+        share = 1 - percent / 100
+        tail.axhline(share, color="#8C8C8C", linewidth=0.6, linestyle=":", zorder=1)
+        tail.text(0.004, share, f"P{percent}", transform=tail.get_yaxis_transform(), va="bottom", fontsize=7)
+
+
+def _legend_below(figure: Any, plot: Any) -> None:
+    handles, labels = plot.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(handles)))
 
 
 def draw_memory(runs: Sequence[ReportedRun]) -> Picture:
@@ -101,9 +123,9 @@ def draw_memory(runs: Sequence[ReportedRun]) -> Picture:
     on_gpu.set(ylabel="KV blocks in use (%)", ylim=(0, 102))
     on_host.set(ylabel="blocks in host memory", xlabel=_TIME)
     on_host.set_ylim(bottom=0)
-    handles, labels = on_gpu.get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(handles)))
+    if (end_s := max(run.end_s for run in runs)) > 0:
+        on_host.set_xlim(0, end_s)
+    _legend_below(figure, on_gpu)
     caption = (
         "The share of the GPU's KV blocks that were in use, and the blocks that host memory held for requests that "
         "were swapped out, as sampled by the run."
@@ -145,34 +167,32 @@ def _elapsed(moments_s: Sequence[float], times_s: npt.NDArray[np.float64]) -> np
 
 def draw_queues(runs: Sequence[ReportedRun]) -> Picture:
     """How many requests were in each phase."""
-    figure, plots = panels(len(runs), 3.2, sharey=True)
-    used: list[Phase] = []
-    for run, plot in zip(runs, plots, strict=True):
+    figure, plots = panels(len(runs), 3.2, sharex=True, sharey=True)
+    end_s = max(run.end_s for run in runs)
+    edges = np.linspace(0, end_s, _NUM_BINS + 1) if end_s > 0 else np.array([0.0, 1.0])
+    counts = [average_counts([span for trail in run.trails for span in trail.spans], edges) for run in runs]
+    most = max(float(sum(each[phase] for phase in _STACKED).max()) for each in counts)
+    for run, plot, each in zip(runs, plots, counts, strict=True):
         plot.set(title=plain(run.label), xlabel=_TIME, ylabel="requests in the engine")
-        spans = [span for trail in run.trails for span in trail.spans]
-        if not run.end_s > 0 or not any(span.phase in _STACKED for span in spans):
+        present = [phase for phase in _STACKED if each[phase].any()]
+        if not present:
             blank(plot, "no request came into the engine")
             continue
-        edges = np.linspace(0, run.end_s, _NUM_BINS + 1)
-        counts = average_counts(spans, edges)
-        present = [phase for phase in _STACKED if counts[phase].any()]
-        used += present
-        stacked = [np.append(counts[phase], counts[phase][-1]) for phase in present]
+        stacked = [np.append(each[phase], each[phase][-1]) for phase in present]
         plot.stackplot(edges, stacked, colors=[PHASE_COLOURS[phase] for phase in present], step="post", linewidth=0)
-        plot.set_xlim(0, run.end_s)
-        plot.set_ylim(bottom=0)
-    _phase_legend(figure, used)
+        plot.set(xlim=(0, end_s), ylim=(0, 1.05 * most))
+    _phase_legend(figure, [phase for phase in _STACKED if any(each[phase].any() for each in counts)])
+    width_s = edges[1] - edges[0]
     caption = (
-        f"Requests in the engine by what they were doing, one on top of the other, averaged over each {_NUM_BINS}th of "
-        "the run. The colours are those of the timeline. Requests whose retrieval has sent nothing yet are left out."
+        f"Requests in the engine by what they were doing, one on top of the other, averaged over each {width_s:.3g} s. "
+        "The colours are those of the timeline. Requests whose retrieval has sent nothing yet are left out."
     )
     return Picture("queues", "Queue lengths", caption, png(figure))
 
 
-def _phase_legend(figure: Any, used: Iterable[Phase]) -> None:
+def _phase_legend(figure: Any, shown: Sequence[Phase]) -> None:
     from matplotlib.patches import Patch
 
-    shown = [phase for phase in PHASE_COLOURS if phase in set(used)]
     if shown:
         handles = [Patch(facecolor=PHASE_COLOURS[phase], label=phase.value) for phase in shown]
         figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)))
@@ -180,38 +200,47 @@ def _phase_legend(figure: Any, used: Iterable[Phase]) -> None:
 
 def draw_preemptions(runs: Sequence[ReportedRun]) -> Picture:
     """When requests lost their KV, by kind."""
-    figure, plots = panels(len(runs), 2.8, sharey=True)
+    from matplotlib.ticker import MaxNLocator
+
+    figure, plots = panels(len(runs), 2.8, sharex=True, sharey=True)
+    end_s = max(run.end_s for run in runs)
+    edges = np.linspace(0, end_s, _NUM_BARS + 1)
     for run, plot in zip(runs, plots, strict=True):
         plot.set(title=plain(run.label), xlabel=_TIME)
-        if not run.preemptions or not run.end_s > 0:
+        if not run.preemptions or not end_s > 0:
             blank(plot, "no preemptions in this run" if run.has_trails else _NO_TRAIL)
             continue
-        edges = np.linspace(0, run.end_s, _NUM_BARS + 1)
         times = [[found.run_s for found in run.preemptions if found.kind is kind] for kind in KINDS]
         labels = [f"{kind.value} ({len(moments):,})" for kind, moments in zip(KINDS, times, strict=True)]
         plot.hist(times, bins=edges, stacked=True, color=[PHASE_COLOURS[kind] for kind in KINDS], label=labels)
-        plot.set(xlim=(0, run.end_s), ylabel=f"preemptions in {edges[1]:.3g} s")
+        plot.set(xlim=(0, end_s), ylabel=f"preemptions in {edges[1]:.3g} s")
+        plot.yaxis.set_major_locator(MaxNLocator(integer=True))
         plot.legend(loc="best")
     caption = (
-        f"How often requests lost their KV, in each {_NUM_BARS}th of the run: dropped, to be computed again, or moved "
-        "to host memory."
+        f"How often requests lost their KV, in each {edges[1]:.3g} s: dropped, to be computed again, or moved to host "
+        "memory."
     )
     return Picture("preemptions", "Preemptions", caption, png(figure))
 
 
 def draw_costs(runs: Sequence[ReportedRun]) -> Picture:
     """What each preemption was predicted to cost, against what it cost."""
-    figure, plots = panels(len(runs), 4.2)
+    figure, plots = panels(len(runs), 5.2)
+    figure.set_layout_engine("compressed")  # for square plots
     for run, plot in zip(runs, plots, strict=True):
-        plot.set(title=plain(run.label))
+        plot.set_title(plain(run.label))
         points = {kind: _cost_points(run, kind) for kind in KINDS}
-        if not any(len(found) for found in points.values()):
-            reason = (
-                "no preempted request came back with a prediction" if run.preemptions else "no preemptions in this run"
-            )
-            blank(plot, reason if run.has_trails else _NO_TRAIL)
-            continue
-        _draw_costs(plot, points)
+        if any(map(len, points.values())):
+            _draw_costs(plot, points)
+        elif run.has_trails:
+            is_unknown = bool(run.preemptions)
+            blank(plot, "no preempted request came back" if is_unknown else "no preemptions in this run")
+        else:
+            blank(plot, _NO_TRAIL)
+    # A plot may lack a kind that another has.
+    entries = {label: handle for plot in plots for handle, label in zip(*plot.get_legend_handles_labels(), strict=True)}
+    if entries:
+        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=2)
     caption = (
         "Each point is a preemption after which the request came back. Predicted is what the cost model expected when "
         "it decided, for a swap the copy out and back; real is the time from being admitted again until it had again "
@@ -231,24 +260,21 @@ def _cost_points(run: ReportedRun, kind: Phase) -> npt.NDArray[np.float64]:
     return np.array(points, dtype=np.float64).reshape(-1, 2)
 
 
-def _draw_costs(plot: Any, points: dict[Phase, npt.NDArray[np.float64]]) -> None:
+def _draw_costs(plot: Any, points: Mapping[Phase, npt.NDArray[np.float64]]) -> None:
     every = np.concatenate(list(points.values()))
     positive = every[every > 0]
     low, high = positive.min() / 2, positive.max() * 2
     plot.plot([low, high], [low, high], color="black", linestyle="--", linewidth=0.8, label="predicted = real")
     for (kind, found), marker in zip(points.items(), ("o", "s"), strict=True):
-        if not len(found):
-            continue
         is_timed = found[:, 1] > 0
-        style = {"color": PHASE_COLOURS[kind], "s": 14, "alpha": 0.55, "linewidths": 0}
-        label = f"{kind.value} ({len(found):,})"
-        plot.scatter(*found[is_timed].T, marker=marker, label=label, **style)
-        at_once = found[~is_timed]
+        timed, at_once = found[is_timed], found[~is_timed, 0]
+        style = {"color": PHASE_COLOURS[kind], "alpha": 0.55, "linewidths": 0}
+        if len(timed):
+            plot.scatter(*timed.T, s=14, marker=marker, label=kind.value, **style)
         if len(at_once):
-            label = f"{kind.value}, real 0 s ({len(at_once):,})"
-            plot.scatter(
-                at_once[:, 0], np.full(len(at_once), low), marker="v", label=label, clip_on=False, **style | {"s": 26}
-            )
-    plot.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+            heights = np.full(len(at_once), low)
+            plot.scatter(at_once, heights, s=26, marker="v", clip_on=False, label=f"{kind.value}, real 0 s", **style)
+    log_axis(plot, "x", low, high)
+    log_axis(plot, "y", low, high)
+    plot.set_box_aspect(1)
     plot.set(xlabel="predicted (s)", ylabel="real (s)")
-    plot.legend(loc="upper left")

@@ -28,7 +28,7 @@ def page(runs: Sequence[ReportedRun], pictures: Sequence[Picture], trace_files: 
     template = environment.from_string(resources.files(__package__).joinpath("page.html").read_text("utf-8"))
     tables = {"ttft": tenants(runs), "costs": costs(runs)}
     return template.render(
-        title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared",
+        title=f"Run {runs[0].label}" if len(runs) == 1 else f"{len(runs)} runs compared",
         about=_about(runs),
         runs=[{"label": run.label, "warnings": run.warnings, "trace_file": trace_files[run.label]} for run in runs],
         figures=figures(runs),

@@ -69,11 +69,15 @@ def _counters(run: ReportedRun) -> Iterator[dict[str, Any]]:
         for name, columns in _COUNTERS.items():
             factor = 100 if "kv_usage" in columns.values() else 1
             values = {title: float(run.samples[column][index]) * factor for title, column in columns.items()}
-            known = {title: round(value, 3) for title, value in values.items() if math.isfinite(value)}
+            known = {title: _short(value) for title, value in values.items() if math.isfinite(value)}
             if known:
                 yield {
                     "name": name, "ph": "C", "pid": _ENGINE, "tid": 0, "ts": _microseconds(run_s), "args": known
                 }  # fmt: skip
+
+
+def _short(value: float) -> float:
+    return int(value) if value.is_integer() else round(value, 3)
 
 
 def _request(thread: int, trail: RequestTrail) -> Iterator[dict[str, Any]]:

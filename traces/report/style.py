@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ __all__ = [
     "PHASE_COLOURS",
     "blank",
     "line_styles",
+    "log_axis",
     "new_figure",
     "own_style",
     "panels",
@@ -129,6 +131,25 @@ def line_styles(number: int) -> list[dict[str, Any]]:
     """Colour and dashes of so many lines."""
     styles = itertools.cycle(itertools.product(_DASHES, _LINES))
     return [{"color": colour, "linestyle": dashes} for dashes, colour in itertools.islice(styles, number)]
+
+
+def log_axis(plot: Any, which: str, low: float, high: float) -> None:
+    """Makes an axis logarithmic, with numbers that are read without powers: 0.05, 1, 20.
+
+    Args:
+        plot: whose axis it is.
+        which: 'x' or 'y'.
+        low: its lower end, above 0.
+        high: its upper end.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    plot.set(**{f"{which}scale": "log", f"{which}lim": (low, high)})
+    axis = {"x": plot.xaxis, "y": plot.yaxis}[which]
+    decades = math.log10(high / low)
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2 else (1,), numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:,.10g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def blank(plot: Any, reason: str) -> None:

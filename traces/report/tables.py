@@ -19,6 +19,7 @@ _UNKNOWN = "–"
 _PERCENTS = (50, 95, 99)
 _MOST_TENANTS = 30
 _LONGEST_VALUE = 160
+_OTHERS = " others"
 _TIMES = (
     ("TTFT from the complete context", "ttft_from_context_complete"),
     ("TTFT from the question", "ttft_from_request"),
@@ -96,7 +97,8 @@ def tenants(runs: Sequence[ReportedRun]) -> Table | None:
     """Both TTFTs of each tenant of each run that has several; None if no run has."""
     rows = [row for run in runs for row in _tenant_rows(run, with_label=len(runs) > 1)]
     columns = ("answered", *(f"{name}, P{percent} (s)" for name, _ in _TIMES[:2] for percent in _PERCENTS))
-    note = f"Of a run with more than {_MOST_TENANTS} tenants those with the most requests; the others are one row."
+    is_cut = any(row.name.endswith(_OTHERS) for row in rows)
+    note = f"Only the {_MOST_TENANTS} tenants with the most requests have a row of their own." if is_cut else ""
     return Table("tenant", columns, tuple(rows), note) if rows else None
 
 
@@ -109,7 +111,7 @@ def _tenant_rows(run: ReportedRun, *, with_label: bool) -> Iterator[Row]:
     ranked = sorted(by_tenant.items(), key=lambda item: (-len(item[1]), item[0]))
     shown = [(name or "(none named)", requests) for name, requests in ranked[:_MOST_TENANTS]]
     if others := ranked[_MOST_TENANTS:]:
-        shown.append((f"{len(others):,} others", [request for _, requests in others for request in requests]))
+        shown.append((f"{len(others):,}{_OTHERS}", [request for _, requests in others for request in requests]))
     for name, requests in shown:
         cells = [f"{len(requests):,}"]
         for _, metric in _TIMES[:2]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
@@ -77,7 +77,7 @@ def run_cells(
         cells: what to run.
         fit: what was fitted.
         journal: what was run before; it is added to.
-        jobs: processes; left out, as many as there are cores.
+        jobs: processes; left out, as many as there are cores. 1 runs them in this one.
         progress: called with the number of cells that are done, of all, and the latest one's name.
 
     Raises:
@@ -93,9 +93,23 @@ def run_cells(
     # Those of one load together, so that a process need not draw it anew.
     left.sort(key=lambda cell: (cell.workload, cell.delay_multiplier, cell.draw))
     num_jobs = max(1, min(jobs or os.cpu_count() or 1, len(left)))
+    for cell, figures in _in_turn(left, fit) if num_jobs == 1 else _in_parallel(left, fit, num_jobs):
+        journal.add(cell, figures)
+        num_done += 1
+        if progress is not None:
+            progress(num_done, len(wanted), cell.key)
+    return journal.figures
+
+
+def _in_turn(cells: Iterable[Cell], fit: Fit) -> Iterator[tuple[Cell, Figures]]:
+    for cell in cells:
+        yield cell, run_cell(cell, fit)
+
+
+def _in_parallel(cells: Iterable[Cell], fit: Fit, num_jobs: int) -> Iterator[tuple[Cell, Figures]]:
     with ProcessPoolExecutor(num_jobs, multiprocessing.get_context("spawn"), initializer=_quieten) as pool:
         pending: dict[Future[Figures], Cell] = {}
-        rest = iter(left)
+        rest = iter(cells)
         try:
             while True:
                 for cell in rest:
@@ -103,14 +117,10 @@ def run_cells(
                     if len(pending) >= 2 * num_jobs:
                         break
                 if not pending:
-                    return journal.figures
+                    return
                 done, _ = wait(pending, return_when=FIRST_COMPLETED)
                 for future in done:
-                    cell = pending.pop(future)
-                    journal.add(cell, future.result())
-                    num_done += 1
-                    if progress is not None:
-                        progress(num_done, len(wanted), cell.key)
+                    yield pending.pop(future), future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
