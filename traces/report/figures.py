@@ -85,20 +85,25 @@ def _known(run: ReportedRun, metric: str) -> npt.NDArray[np.float64]:
 def _draw_distributions(
     body: Any, tail: Any, runs: Sequence[ReportedRun], values: Sequence[npt.NDArray[np.float64]]
 ) -> None:
+    every = np.concatenate(values)
+    low, high = every.min() / 1.2, every.max() * 1.2
     for run, each, style in zip(runs, values, line_styles(len(runs)), strict=True):
         number = len(each)
-        if number:
-            label = f"{plain(run.label)} ({number:,})"
-            body.step(each, np.arange(1, number + 1) / number, where="post", label=label, **style)
-            tail.step(each, np.arange(number, 0, -1) / number, where="pre", **style)
-    every = np.concatenate(values)
+        if not number:
+            continue
+        label = f"{plain(run.label)} ({number:,})"
+        shares = np.arange(number + 1) / number
+        body.step([low, *each, high], [*shares, 1.0], where="post", label=label, **style)
+        # The line that falls at the slowest request leaves the plot: zero is nowhere on a logarithmic axis.
+        tail.step([low, *each, each[-1]], [1.0, *shares[:0:-1], 1e-12], where="pre", **style)
     for plot in (body, tail):
-        log_axis(plot, "x", every.min() / 1.2, every.max() * 1.2)
+        log_axis(plot, "x", low, high)
         plot.set_xlabel("TTFT (s)")
     body.set(ylim=(0, 1.01), ylabel="share served within it (CDF)")
-    log_axis(tail, "y", 0.8 / max(map(len, values)), 1.1)
+    least = 0.8 / max(map(len, values))
+    log_axis(tail, "y", least, 1.1)
     tail.set_ylabel("share that took as long (CCDF)")
-    for percent in (50, 95, 99):
+    for percent in (percent for percent in (50, 95, 99) if 1 - percent / 100 > least):
         share = 1 - percent / 100
         tail.axhline(share, color="#8C8C8C", linewidth=0.6, linestyle=":", zorder=1)
         tail.text(0.004, share, f"P{percent}", transform=tail.get_yaxis_transform(), va="bottom", fontsize=7)
@@ -226,7 +231,8 @@ def draw_preemptions(runs: Sequence[ReportedRun]) -> Picture:
 def draw_costs(runs: Sequence[ReportedRun]) -> Picture:
     """What each preemption was predicted to cost, against what it cost."""
     figure, plots = panels(len(runs), 5.2)
-    figure.set_layout_engine("compressed")  # for square plots
+    if len(plots) == 1:
+        plots[0].set_box_aspect(1)  # two in a row are nearly square by themselves
     for run, plot in zip(runs, plots, strict=True):
         plot.set_title(plain(run.label))
         points = {kind: _cost_points(run, kind) for kind in KINDS}
@@ -276,5 +282,4 @@ def _draw_costs(plot: Any, points: Mapping[Phase, npt.NDArray[np.float64]]) -> N
             plot.scatter(at_once, heights, s=26, marker="v", clip_on=False, label=f"{kind.value}, real 0 s", **style)
     log_axis(plot, "x", low, high)
     log_axis(plot, "y", low, high)
-    plot.set_box_aspect(1)
     plot.set(xlabel="predicted (s)", ylabel="real (s)")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.traces.replay_run import ReplayRun, RunState
-from stream2llm_sdk.traces.replayed_request import ENGINE
+from stream2llm_sdk.traces.replayed_request import ENGINE, ReplayedRequest
 from stream2llm_sdk.traces.report.phases import Mark, RequestTrail, request_trail
 from stream2llm_sdk.traces.report.preemptions import Preemption, preemptions_of
 from stream2llm_sdk.traces.run_folder import (
@@ -78,15 +78,16 @@ class ReportedRun:
         return any(trail.marks for trail in self.trails)
 
 
-def read_runs(runs: Iterable[RunFolder | str | Path]) -> list[ReportedRun]:
-    """Reads runs; each gets the shortest name that tells it from the others.
+def read_runs(runs: RunFolder | str | Path | Iterable[RunFolder | str | Path]) -> list[ReportedRun]:
+    """Reads one run or several; each gets the shortest name that tells it from the others.
 
     Raises:
         ConfigurationError: none is given, one is given twice, or one cannot be reported: it is no run's folder, not a
             single request of it has ended, or its files are damaged.
         MissingExtraError: pyarrow is not installed.
     """
-    folders = [run if isinstance(run, RunFolder) else RunFolder.open(run) for run in runs]
+    several = [runs] if isinstance(runs, (RunFolder, str, Path)) else runs
+    folders = [run if isinstance(run, RunFolder) else RunFolder.open(run) for run in several]
     if not folders:
         raise ConfigurationError("there is no run to report: give the folder that a replay wrote, or several")
     paths = [folder.path.resolve() for folder in folders]
@@ -114,6 +115,9 @@ def _read(folder: RunFolder, label: str) -> ReportedRun:
     tables = {name: _table(folder, name) for name in TABLES}
     try:
         run = load_run(folder)
+        for request in run.requests:
+            _require_times(request)
+        samples = _samples(tables["samples"])
         marks = _marks(tables["events"], folder)
         trails = [request_trail(request, marks.get(request.request_id, ())) for request in run.requests]
         trails.sort(key=lambda trail: trail.request.arrival_s)
@@ -128,7 +132,14 @@ def _read(folder: RunFolder, label: str) -> ReportedRun:
             f"{folder.path}: no request of this run has ended. Wait for it, or continue it with the same replay"
         )
     warnings = dict.fromkeys([*map(str, summary.get("warnings") or ()), *run.warnings])
-    return ReportedRun(label, folder, run, str(state), list(warnings), trails, _samples(tables["samples"]))
+    return ReportedRun(label, folder, run, str(state), list(warnings), trails, samples)
+
+
+def _require_times(request: ReplayedRequest) -> None:
+    optional = (request.context_complete_s, request.first_token_s, request.finished_s)
+    for at_s in (request.arrival_s, *request.send_s, *(at_s for at_s in optional if at_s is not None)):
+        if not math.isfinite(at_s):
+            raise ValueError(f"a time of request {request.request_id!r} is {at_s}")
 
 
 def _require_tables(folder: RunFolder) -> None:
@@ -181,5 +192,7 @@ def _marks(events: Any, folder: RunFolder) -> dict[str, list[Mark]]:
 
 def _samples(table: Any) -> dict[str, npt.NDArray[np.float64]]:
     columns = {name: np.array(table[name].to_pylist(), dtype=np.float64) for name in SAMPLE_COLUMNS}
+    if not np.isfinite(columns["run_s"]).all():
+        raise ValueError("a sample has no time")
     order = np.argsort(columns["run_s"], kind="stable")
     return {name: values[order] for name, values in columns.items()}

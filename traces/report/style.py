@@ -26,6 +26,7 @@ __all__ = [
     "panels",
     "plain",
     "png",
+    "require_matplotlib",
 ]
 
 _BLACK, _ORANGE, _SKY, _GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
@@ -154,6 +155,7 @@ def log_axis(plot: Any, which: str, low: float, high: float) -> None:
 
 def blank(plot: Any, reason: str) -> None:
     """Says in a plot why it is empty."""
-    plot.set(xticks=[], yticks=[])
+    # Not by taking its ticks away: other plots may share them.
+    plot.tick_params(which="both", bottom=False, left=False, labelbottom=False, labelleft=False)
     plot.grid(False)
     plot.text(0.5, 0.5, reason, transform=plot.transAxes, ha="center", va="center", color="#555555", wrap=True)

@@ -31,7 +31,7 @@ __all__ = ["PAGE", "write_report"]
 PAGE = "report.html"
 
 
-def write_report(runs: Sequence[RunFolder | str | Path], out: str | Path) -> Path:
+def write_report(runs: RunFolder | str | Path | Sequence[RunFolder | str | Path], out: str | Path) -> Path:
     """Reports one run, or several side by side.
 
     Writes `report.html`, which holds everything but the traces; its figures as PNG files (`ttft`, `timeline`,
@@ -39,8 +39,8 @@ def write_report(runs: Sequence[RunFolder | str | Path], out: str | Path) -> Pat
     its own timeline and trace, with the run's name in the file's.
 
     Args:
-        runs: folders that replays wrote. Runs that were stopped, or killed, are reported as far as they came, with a
-            warning on the page.
+        runs: the folder that a replay wrote, or several. Runs that were stopped, or killed, are reported as far as they
+            came, with a warning on the page.
         out: the report's folder; made if need be. Files of an earlier report in it are replaced.
 
     Returns:
