@@ -26,6 +26,7 @@ Stream2LLMError
 from __future__ import annotations
 
 from os import PathLike
+from typing import Any
 
 __all__ = [
     "AddressNotAllowedError",
@@ -54,6 +55,17 @@ __all__ = [
 
 class Stream2LLMError(Exception):
     """Root of every error that the SDK raises."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As it is, whatever its arguments were: errors of worker processes are pickled.
+        return _made_again, (type(self), self.args, self.__dict__)
+
+
+def _made_again(kind: type[Stream2LLMError], args: tuple[Any, ...], state: dict[str, Any]) -> Stream2LLMError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class ConfigurationError(Stream2LLMError, ValueError):

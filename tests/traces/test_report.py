@@ -28,7 +28,7 @@ from stream2llm_sdk.traces.report.perfetto import trace_events
 from stream2llm_sdk.traces.report.phases import Mark, Phase, RequestTrail, Span, request_trail
 from stream2llm_sdk.traces.report.preemptions import preemptions_of
 from stream2llm_sdk.traces.report.reported_run import ReportedRun, read_runs
-from stream2llm_sdk.traces.report.style import plain
+from stream2llm_sdk.traces.report.style import blank, own_style, panels, plain
 from stream2llm_sdk.traces.report.tables import configurations, costs, figures, tenants
 from stream2llm_sdk.traces.report.timeline import shown_requests
 from stream2llm_sdk.traces.run_folder import RunFolder
@@ -227,9 +227,9 @@ NASTY = "<script>alert('$x_1$')</script>"
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """By the command, of a run with two tenants, whose names and queries are not to be trusted."""
-    folder = tmp_path_factory.mktemp(NASTY.replace("/", ""))
+    folder = tmp_path_factory.mktemp("nasty")
     nasty = [request("r0", tenant=NASTY, query_id=NASTY), request("r1", tenant="_b", error="<img src=x>")]
-    run = write_run(folder / "run", *nasty, request("r2", tenant="_b"))
+    run = write_run(folder / "<b>$x_1$", *nasty, request("r2", tenant="_b"))
     result = CliRunner().invoke(app, ["report", str(run), "--out", str(folder / "report")])
     assert result.exit_code == 0, result.output
     return folder / "report" / "report.html"
@@ -257,7 +257,8 @@ def test_the_page_needs_nothing_else(report: Path) -> None:
 def test_what_comes_of_a_run_is_escaped(report: Path) -> None:
     page = _Links(report.read_text(encoding="utf-8"))
     assert NASTY in page.text
-    assert "script" not in page.tags
+    assert page.text.count("<b>$x_1$") >= 4
+    assert not {"script", "b"} & set(page.tags)
     assert page.tags.count("img") == 6
 
 
@@ -288,6 +289,15 @@ def test_plots_with_nothing_to_show_say_why(tmp_path: Path, monkeypatch: pytest.
     assert said == ["no preemptions in this run", "the engine kept no trails in this run"] * 2
 
 
+def test_a_plot_with_nothing_to_show_leaves_the_ticks_of_its_neighbour() -> None:
+    with own_style():
+        _, (empty, drawn) = panels(2, 2.0, sharex=True, sharey=True)
+        drawn.plot([0, 1], [0, 2])
+        blank(empty, "nothing")
+    assert len(drawn.get_xticks()) > 2
+    assert all(label.get_visible() for label in drawn.get_xticklabels() + drawn.get_yticklabels())
+
+
 def test_a_run_without_a_single_answer_is_reported(tmp_path: Path) -> None:
     failed = request(error="EngineError: no", first_token_s=None, finished_s=None, context_complete_s=None)
     page = write_report([write_run(tmp_path / "run", failed, events=())], tmp_path / "out")
@@ -305,6 +315,7 @@ def test_warnings_of_a_run_are_on_the_page(tmp_path: Path) -> None:
 def test_a_run_that_was_killed_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
     keeper = RunKeeper.begin(CONFIG, 2, tmp_path, anew=False)
     keeper.journal.request(request(), ())
+    keeper.journal.close()
     (run,) = read_runs([tmp_path])
     assert (run.state, len(run.trails)) == ("interrupted", 1)
     assert any("was killed" in line for line in run.warnings)
@@ -405,7 +416,7 @@ def test_folders_that_hold_no_run_are_named(tmp_path: Path) -> None:
 
 
 def test_a_run_that_has_only_begun_is_refused(tmp_path: Path) -> None:
-    RunKeeper.begin(CONFIG, 2, tmp_path, anew=False)
+    RunKeeper.begin(CONFIG, 2, tmp_path, anew=False).journal.close()
     with pytest.raises(ConfigurationError, match=r"no request of this run has ended.*continue it"):
         read_runs([tmp_path])
 

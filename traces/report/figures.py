@@ -25,6 +25,7 @@ from stream2llm_sdk.traces.report.style import (
 
 __all__ = ["Picture", "average_counts", "draw_costs", "draw_memory", "draw_preemptions", "draw_queues", "draw_ttft"]
 
+_EMPTY_IN = 1.4
 _NUM_BINS = 400
 _NUM_BARS = 60
 _SHORTEST_S = 1e-4
@@ -118,14 +119,15 @@ def _legend_below(figure: Any, plot: Any) -> None:
 def draw_memory(runs: Sequence[ReportedRun]) -> Picture:
     """How full the KV cache was, and how many blocks host memory held."""
     figure = new_figure(4.6)
-    on_gpu, on_host = figure.subplots(2, 1, sharex=True)
+    on_gpu, on_host = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     styles = line_styles(len(runs))
     columns = ((on_gpu, "kv_usage", 100.0), (on_host, "num_host_blocks_used", 1.0))
     for plot, column, factor in columns:
         drawn = [_draw_samples(plot, run, column, factor, style) for run, style in zip(runs, styles, strict=True)]
         if not any(drawn):
             blank(plot, "no samples of this were taken" if plot is on_gpu else "nothing was swapped to host memory")
-    on_gpu.set(ylabel="KV blocks in use (%)", ylim=(0, 102))
+    on_gpu.set(ylabel="KV blocks in use (%)", ylim=(0, 102), xlabel=_TIME)
+    on_gpu.tick_params(labelbottom=True)
     on_host.set(ylabel="blocks in host memory", xlabel=_TIME)
     on_host.set_ylim(bottom=0)
     if (end_s := max(run.end_s for run in runs)) > 0:
@@ -176,7 +178,7 @@ def draw_queues(runs: Sequence[ReportedRun]) -> Picture:
     end_s = max(run.end_s for run in runs)
     edges = np.linspace(0, end_s, _NUM_BINS + 1) if end_s > 0 else np.array([0.0, 1.0])
     counts = [average_counts([span for trail in run.trails for span in trail.spans], edges) for run in runs]
-    most = max(float(sum(each[phase] for phase in _STACKED).max()) for each in counts)
+    most = max(float(np.sum([each[phase] for phase in _STACKED], axis=0).max()) for each in counts)
     for run, plot, each in zip(runs, plots, counts, strict=True):
         plot.set(title=plain(run.label), xlabel=_TIME, ylabel="requests in the engine")
         present = [phase for phase in _STACKED if each[phase].any()]
@@ -207,7 +209,8 @@ def draw_preemptions(runs: Sequence[ReportedRun]) -> Picture:
     """When requests lost their KV, by kind."""
     from matplotlib.ticker import MaxNLocator
 
-    figure, plots = panels(len(runs), 2.8, sharex=True, sharey=True)
+    height_in = 2.8 if any(run.preemptions for run in runs) else _EMPTY_IN
+    figure, plots = panels(len(runs), height_in, sharex=True, sharey=True)
     end_s = max(run.end_s for run in runs)
     edges = np.linspace(0, end_s, _NUM_BARS + 1)
     for run, plot in zip(runs, plots, strict=True):
@@ -230,8 +233,9 @@ def draw_preemptions(runs: Sequence[ReportedRun]) -> Picture:
 
 def draw_costs(runs: Sequence[ReportedRun]) -> Picture:
     """What each preemption was predicted to cost, against what it cost."""
-    figure, plots = panels(len(runs), 5.2)
-    if len(plots) == 1:
+    is_empty = not any(len(_cost_points(run, kind)) for run in runs for kind in KINDS)
+    figure, plots = panels(len(runs), _EMPTY_IN if is_empty else 5.2)
+    if len(plots) == 1 and not is_empty:
         plots[0].set_box_aspect(1)  # two in a row are nearly square by themselves
     for run, plot in zip(runs, plots, strict=True):
         plot.set_title(plain(run.label))
@@ -239,8 +243,7 @@ def draw_costs(runs: Sequence[ReportedRun]) -> Picture:
         if any(map(len, points.values())):
             _draw_costs(plot, points)
         elif run.has_trails:
-            is_unknown = bool(run.preemptions)
-            blank(plot, "no preempted request came back" if is_unknown else "no preemptions in this run")
+            blank(plot, "no preempted request came back" if run.preemptions else "no preemptions in this run")
         else:
             blank(plot, _NO_TRAIL)
     # A plot may lack a kind that another has.

@@ -74,7 +74,7 @@ def _draw_rows(figure: Any, plot: Any, shown: Sequence[RequestTrail]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles = []
+    handles: list[Any] = []
     for phase, colour in PHASE_COLOURS.items():
         boxes = list(_boxes(shown, phase))
         if boxes:
