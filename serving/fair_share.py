@@ -10,7 +10,6 @@ from stream2llm_sdk.errors import ConfigurationError
 __all__ = ["BlockShares", "FairShare"]
 
 _MIN_WEIGHT, _MAX_WEIGHT = 1e-3, 1e6
-_MAX_SAVED_TOKENS = 16_384
 _MAX_AWAY = 1024  # tenants without requests whose counters are kept
 
 
@@ -18,9 +17,8 @@ class FairShare:
     """Virtual token counters (VTC, Sheng et al., OSDI 2024), weighted.
 
     Each tenant's counter grows with the tokens that are computed for it, divided by its weight; the tenant with the
-    least goes next. Of what a tenant did not use while it had nothing to compute, so much is saved up that a question
-    of usual length goes at once; one that comes for the first time has saved up nothing. As that is bounded, those who
-    wait are overtaken by so much at most.
+    least goes next. One that had nothing to compute for a while starts at the virtual time: what it did not use is not
+    saved up.
 
     Args:
         weights: share of each tenant relative to the others'; 1 for those that are not named.
@@ -68,7 +66,7 @@ class FairShare:
         if not self._num_requests[tenant]:
             self._total_weight += self.weight(tenant)
             self._away.pop(tenant, None)
-            self._counters.setdefault(tenant, self._virtual)
+            self._counters.setdefault(tenant, 0.0)
         self._num_requests[tenant] += 1
 
     def left(self, tenant: str) -> None:
@@ -88,9 +86,9 @@ class FairShare:
             self._counters.pop(self._away.popitem(last=False)[0], None)
 
     def has_work_again(self, tenant: str) -> None:
-        """A tenant that had nothing to compute has something."""
-        earliest = self._virtual - _MAX_SAVED_TOKENS / self.weight(tenant)
-        self._counters[tenant] = max(self._counters.get(tenant, self._virtual), earliest)
+        """A tenant that had nothing to compute has something. What it did not use meanwhile is not saved up: it starts
+        at the virtual time at the earliest."""
+        self._counters[tenant] = max(self._counters.get(tenant, 0.0), self._virtual)
 
     def charge(self, tenant: str, num_tokens: int) -> None:
         """Tokens were computed for it."""

@@ -43,21 +43,28 @@ class RequestOrder:
             return iter(next(iter(self._lists.values())))
         return heapq.merge(*self._lists.values(), key=_KEY)
 
-    def by_share(self, shares: FairShare, num_served: Callable[[str], int]) -> Iterator[Entry]:
+    def by_share(
+        self, shares: FairShare, num_served: Callable[[str], int], can_wait: Callable[[Request], bool]
+    ) -> Iterator[Entry]:
         """The tenants in turn, whose counter is least first, and each one's requests in the order of their keys.
-        `num_served` tells how many tokens a request got since it was given here: they count at once."""
-        heap: list[tuple[float, SortKey, str, int]] = []
+
+        `num_served` tells how many tokens a request got since it was given here: they count at once. A tenant whose
+        next request `can_wait` comes after all whose next one cannot.
+        """
+        heap: list[tuple[bool, float, SortKey, str, int]] = []
         for tenant, entries in self._lists.items():
-            heap.append((shares.counter(tenant), entries[0][0], tenant, 0))
+            key, request = entries[0]
+            heap.append((can_wait(request), shares.counter(tenant), key, tenant, 0))
         heapq.heapify(heap)  # of equal counters, the one whose request comes first
         while heap:
-            counter, _, tenant, index = heap[0]
+            _, counter, _, tenant, index = heap[0]
             entries = self._lists[tenant]
             entry = entries[index]
             yield entry
             counter += num_served(entry[1].request_id) / shares.weight(tenant)
             if index + 1 < len(entries):
-                heapq.heapreplace(heap, (counter, entries[index + 1][0], tenant, index + 1))
+                key, request = entries[index + 1]
+                heapq.heapreplace(heap, (can_wait(request), counter, key, tenant, index + 1))
             else:
                 heapq.heappop(heap)
 

@@ -143,7 +143,10 @@ class Stream2LLMScheduler(PreemptingScheduler):
         only_holders = self._pause_state != PauseState.UNPAUSED
         entries = iter(self.order)
         if self.shares.num_tenants > 1:
-            entries = self.order.by_share(self.shares, lambda request_id: plan.num_tokens.get(request_id, 0))
+            # Prompts that are open are read ahead of time: that can wait for those whose answers are waited for.
+            entries = self.order.by_share(
+                self.shares, lambda request_id: plan.num_tokens.get(request_id, 0), self._is_open
+            )
         look_ahead = LookAhead(self._memory_of_admitted, self._capacity)
         for key, request in entries:
             is_admitted = request.status is RequestStatus.RUNNING or request.num_computed_tokens > 0

@@ -103,7 +103,7 @@ def test_tenants_take_turns_by_their_counters_and_pay_at_once() -> None:
             order.put(request(f"{tenant}-{index}"), (index,), tenant)
     shares.charge("many", 10)
     served = {"one-0": 50, "many-0": 30}
-    assert names(order.by_share(shares, lambda name: served.get(name, 0))) == [
+    assert names(order.by_share(shares, lambda name: served.get(name, 0), lambda request: False)) == [
         "one-0",
         "many-0",
         "many-1",
@@ -111,6 +111,21 @@ def test_tenants_take_turns_by_their_counters_and_pay_at_once() -> None:
         "many-3",
     ]
     assert names(order) == ["many-0", "one-0", "many-1", "many-2", "many-3"]
+
+
+def test_what_can_wait_comes_after_the_others_whoever_it_belongs_to() -> None:
+    order, shares = RequestOrder(), FairShare()
+    for tenant, kinds in (("used little", ("open", "open")), ("used much", ("complete", "open"))):
+        for index, kind in enumerate(kinds):
+            shares.joined(tenant)
+            order.put(request(f"{tenant}, {kind} {index}"), (index,), tenant)
+    shares.charge("used much", 1_000)
+    assert names(order.by_share(shares, lambda name: 0, lambda request: "open" in request.request_id)) == [
+        "used much, complete 0",
+        "used little, open 0",
+        "used little, open 1",
+        "used much, open 1",
+    ]
 
 
 @given(
@@ -138,7 +153,7 @@ def test_of_equal_counters_the_one_whose_request_comes_first_goes_next() -> None
     for key, tenant in ((2, "aaa"), (1, "zzz")):
         shares.joined(tenant)
         order.put(request(tenant), (key,), tenant)
-    assert names(order.by_share(shares, lambda name: 0)) == ["zzz", "aaa"]
+    assert names(order.by_share(shares, lambda name: 0, lambda request: False)) == ["zzz", "aaa"]
 
 
 # ---- the look-ahead -----------------------------------------------------------------------------------------------
