@@ -62,6 +62,8 @@ class Outlook:
         else:
             self._predictor = predictor
         self._features: dict[str, RequestFeatures] = {}
+        self._most_tokens: dict[str, int] = {}
+        self._total_most_tokens = 0
         self._predictions: Mapping[str, LengthPrediction] | dict[str, LengthPrediction] = {}
 
     def close(self) -> None:
@@ -69,11 +71,18 @@ class Outlook:
         if self._batched is not None:
             self._batched.close()
 
+    @property
+    def most_tokens(self) -> int:
+        """Prompt and longest output of all requests whose prompt is complete: they never hold more."""
+        return self._total_most_tokens
+
     # ---- what happens -------------------------------------------------------------------------------------------
 
     def added(self, request: Request, prompt: StreamingPrompt | None, now_s: float) -> None:
         self._predict(request, prompt)
-        if prompt is not None and prompt.is_open:
+        if prompt is None or not prompt.is_open:
+            self._count(request)
+        else:
             key = StreamKey(prompt.tag, prompt.tenant)
             self.streams.opened(request.request_id, key, len(prompt.token_ids), now_s)
 
@@ -86,10 +95,12 @@ class Outlook:
     def completed(self, request: Request, prompt: StreamingPrompt) -> None:
         """The prompt is whole: the question in its tail can be read."""
         self._predict(request, prompt)
+        self._count(request)
 
     def ended(self, request: Request, *, finished: bool) -> None:
         request_id = request.request_id
         self.streams.ended(request_id)
+        self._total_most_tokens -= self._most_tokens.pop(request_id, 0)
         features = self._features.pop(request_id, None)
         if features is None:
             return
@@ -106,6 +117,11 @@ class Outlook:
             self._predictor.observe(features, request.num_output_tokens)
         if isinstance(self._predictions, dict):
             self._predictions.pop(request_id, None)
+
+    def _count(self, request: Request) -> None:
+        most: int = request.num_prompt_tokens + request.max_tokens
+        self._total_most_tokens += most - self._most_tokens.pop(request.request_id, 0)
+        self._most_tokens[request.request_id] = most
 
     def _predict(self, request: Request, prompt: StreamingPrompt | None) -> None:
         features = RequestFeatures(

@@ -103,9 +103,18 @@ class Stream2LLMScheduler(PreemptingScheduler):
         if self.prompts and policy.plans_when_short:
             if self.kv.num_free < self._most_blocks_of_step:
                 return True
-            if self.waiting and self._looks_ahead != "none" and not self._all_fit_to_the_end():
+            if self.waiting and self._must_look_ahead() and not self._all_fit_to_the_end():
                 return True
         return any(request.request_id in self.prompts for request in self.kv_holding_waiting)
+
+    def _must_look_ahead(self) -> bool:
+        """Whether the policy looks ahead, and there are so many requests that it could find anything."""
+        looks_ahead = self._looks_ahead
+        if looks_ahead == "none":
+            return False
+        if looks_ahead == "all" and self.num_open:
+            return True
+        return self.outlook.most_tokens + len(self.requests) * (self.block_size - 1) > self._capacity
 
     def _all_fit_to_the_end(self) -> bool:
         return fits_to_the_end((self._memory(request) for _, request in self.order), self._capacity)
@@ -147,13 +156,13 @@ class Stream2LLMScheduler(PreemptingScheduler):
             entries = self.order.by_share(
                 self.shares, lambda request_id: plan.num_tokens.get(request_id, 0), self._is_open
             )
-        look_ahead = LookAhead(self._memory_of_admitted, self._capacity)
+        look_ahead = LookAhead(self._memory_of_admitted, self._capacity) if self._must_look_ahead() else None
         for key, request in entries:
             is_admitted = request.status is RequestStatus.RUNNING or request.num_computed_tokens > 0
             if not is_admitted:
                 if only_holders:
                     continue
-                if self._is_looked_at(request):
+                if look_ahead is not None and self._is_looked_at(request):
                     memory = self._memory(request)
                     if look_ahead.lets_in(memory):
                         yield self._candidate(key, request)
@@ -294,14 +303,15 @@ class Stream2LLMScheduler(PreemptingScheduler):
     def _first_to_get_on(self, num_slots: int) -> str | None:
         """The first request in the order that nothing but memory could hold up. One that a look-ahead keeps out is not:
         it would protect nobody."""
-        look_ahead = LookAhead(self._memory_of_admitted, self._capacity)
+        look_ahead = LookAhead(self._memory_of_admitted, self._capacity) if self._must_look_ahead() else None
         first = None
         for _, request in self.order:
             running = request.status == RequestStatus.RUNNING
             keeps_slot = running or (self.use_v2_model_runner and request.request_id in self._resident)
             if (running or self._is_ready(request)) and (keeps_slot or num_slots > 0):
                 is_admitted = running or request.num_computed_tokens > 0
-                if is_admitted or not self._is_looked_at(request) or look_ahead.lets_in(self._memory(request)):
+                is_free = is_admitted or look_ahead is None or not self._is_looked_at(request)
+                if is_free or (look_ahead is not None and look_ahead.lets_in(self._memory(request))):
                     return request.request_id
                 first = first or request.request_id
         return first
