@@ -24,9 +24,9 @@ demo: setup
 
 test: test-fast test-engine
 
-# What needs no model: a few minutes.
+# What needs no model.
 test-fast: setup
-	$(BIN)/python -m pytest -m "not engine"
+	$(BIN)/python -m pytest -m "not engine" -n auto --maxprocesses 4 --dist loadfile
 
 # What starts real vLLM engines. In a process of its own where they run in that process: vLLM's CPU backend looks through
 # all loaded modules, and stumbles over numba's.
