@@ -35,6 +35,8 @@ class TracedScheduler(Scheduler):
         self._admission_order: dict[str, int] = {}
         self._num_admitted = 0
         self._scheduled_now: set[str] = set()
+        # Requests that the step under way gives back what they had, and how much: noted when it is over.
+        self._back_soon: dict[str, int] = {}
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
         num_tokens, num_blocks = request.num_computed_tokens, self.kv.num_held(request.request_id)
@@ -43,6 +45,8 @@ class TracedScheduler(Scheduler):
         self._admission_order.pop(request.request_id, None)
         prompt = self.prompts.get(request.request_id)
         if prompt is not None:
+            if request.request_id in self._back_soon:
+                self._note_resumed(request.request_id, prompt, self._back_soon.pop(request.request_id))
             prompt.preempted(num_tokens)
             self._scheduled_now.discard(request.request_id)
             self._record_preemption(request, num_tokens, num_blocks)
@@ -53,6 +57,10 @@ class TracedScheduler(Scheduler):
         )
 
     def _record_step(self, output: SchedulerOutput) -> None:
+        for request_id, num_computed in self._back_soon.items():
+            if (prompt := self.prompts.get(request_id)) is not None:
+                self._note_resumed(request_id, prompt, num_computed)
+        self._back_soon.clear()
         self._record_admissions(output)
         if not self.prompts:
             return
@@ -63,8 +71,8 @@ class TracedScheduler(Scheduler):
             if prompt is not None:
                 start = requests[request_id].num_computed_tokens - num_tokens
                 prompt.computed(start, num_tokens)
-                if prompt.resumption is not None:
-                    self._note_resumed(request_id, prompt, start)
+                if prompt.resumption is not None and start >= prompt.resumption.target:
+                    self._back_soon[request_id] = start
                 scheduled.add(request_id)
                 if request_id not in before:
                     self.trail.state(request_id, EventType.SCHEDULED)

@@ -227,7 +227,11 @@ def _simulation_arguments(serving: _Serving) -> dict[str, Any]:
         )
     size = serving.tensor_parallel_size
     num_blocks = serving.num_blocks or known.num_kv_blocks(model, hardware, size)
-    arguments: dict[str, Any] = {"num_gpu_blocks": num_blocks, "latency": step_latency(model, hardware, size)}
+    arguments: dict[str, Any] = {
+        "num_gpu_blocks": num_blocks,
+        "latency": step_latency(model, hardware, size),
+        "cost_model": known.cost_model(model, hardware, size),
+    }
     if serving.host_kv_bytes is not None:
         from stream2llm_sdk.serving.swap import swap_config
 
@@ -236,7 +240,6 @@ def _simulation_arguments(serving: _Serving) -> dict[str, Any]:
             num_host_blocks=max(1, size * serving.host_kv_bytes // block_bytes)
         )
         arguments["copy_latency"] = copy_latency(model, hardware, size)
-        arguments["cost_model"] = known.cost_model(model, hardware, size)
     optional = {"max_model_len": serving.max_model_len, "max_num_batched_tokens": serving.max_num_batched_tokens}
     return arguments | {name: value for name, value in optional.items() if value is not None}
 

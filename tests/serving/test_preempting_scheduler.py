@@ -89,7 +89,7 @@ def test_a_victim_is_preempted_in_the_way_that_is_cheaper_for_it(
     assert preempted["predicted_s"] == pytest.approx(expected_s - future_s / 2)
     resumed = events["RESUMED"]
     assert (resumed["num_loaded"], resumed["num_recomputed"]) == ((num_tokens, 0) if swaps else (0, num_tokens))
-    assert resumed["actual_s"] >= 0
+    assert resumed["actual_s"] > 0
 
 
 def test_what_the_prefix_cache_would_give_back_is_not_worth_a_copy(model: Path, tmp_path: Path) -> None:
