@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stream2llm_sdk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from stream2llm_sdk.retrievers.address_guard import AddressGuard
@@ -50,13 +51,5 @@ _MODULES = {
     "build_index": "diskann_index",
 }
 
-
-def __getattr__(name: str) -> Any:
-    # The parts need different extras, and each takes its time to import.
-    if name in _MODULES:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+# The parts need different extras, and each takes its time to import.
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stream2llm_sdk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from stream2llm_sdk.serving.admission import StreamLimits
@@ -37,7 +38,7 @@ __all__ = [
     "StreamProgress",
 ]
 
-_MODULES = {
+_MODULES = dict.fromkeys(__all__, "engine") | {
     "POLICIES": "policies",
     "SchedulerMetrics": "metrics",
     "SchedulingOptions": "options",
@@ -47,13 +48,5 @@ _MODULES = {
     "StreamLimits": "admission",
 }
 
-
-def __getattr__(name: str) -> Any:
-    # Importing numpy and vLLM is left to whoever needs an engine.
-    if name in __all__:
-        return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'engine')}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+# Importing numpy and vLLM is left to whoever needs an engine.
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -26,9 +26,14 @@ from stream2llm_sdk.serving.streaming_scheduler import StreamingPromptScheduler
 from stream2llm_sdk.serving.victims import LatestCompletion
 from stream2llm_sdk.trail import EventType
 
-__all__ = ["OrderedScheduler"]
+__all__ = ["OrderedScheduler", "is_admitted"]
 
 _FINISHED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+
+
+def is_admitted(request: Request) -> bool:
+    """Whether a request runs or holds KV."""
+    return request.status is RequestStatus.RUNNING or request.num_computed_tokens > 0
 
 
 class OrderedScheduler(StreamingPromptScheduler):
@@ -167,9 +172,9 @@ class OrderedScheduler(StreamingPromptScheduler):
         then preempted ones, then as they came."""
         request_id = request.request_id
         admission = self._admission_order.get(request_id)
-        is_admitted = request.status == RequestStatus.RUNNING or request.num_computed_tokens > 0
-        key = self.scheduling_policy.key(self.standing(request, is_admitted))
-        if admission is not None and is_admitted:
+        admitted = is_admitted(request)
+        key = self.scheduling_policy.key(self.standing(request, admitted))
+        if admission is not None and admitted:
             return (*key, 0, admission)
         if (front := self._front.get(request_id)) is not None:
             return (*key, 2, front)

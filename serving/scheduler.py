@@ -18,11 +18,11 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.request import Request, RequestStatus
 
+from stream2llm_sdk.serving.admitting_scheduler import AdmittingScheduler
 from stream2llm_sdk.serving.fair_share import BlockShares
-from stream2llm_sdk.serving.look_ahead import LookAhead, Memory, fits_to_the_end
+from stream2llm_sdk.serving.ordered_scheduler import is_admitted
 from stream2llm_sdk.serving.orphans import end_with_parent
 from stream2llm_sdk.serving.planner import Candidate, Limits, Plan, Planner
-from stream2llm_sdk.serving.preempting_scheduler import PreemptingScheduler
 from stream2llm_sdk.serving.request_order import SortKey
 from stream2llm_sdk.serving.victims import make_victim_order
 
@@ -35,11 +35,7 @@ _BLOCKED = (
 )
 
 
-_UNKNOWN_OUTPUT = 1_024
-"""Tokens that a look-ahead keeps free for an answer of which nothing but the limit is known."""
-
-
-class Stream2LLMScheduler(PreemptingScheduler):
+class Stream2LLMScheduler(AdmittingScheduler):
     """The scheduler of streaming prompts. With `async_scheduling` on, an instance is an `AsyncStream2LLMScheduler`.
 
     The policy comes from `additional_config["stream2llm"]["policy"]`, else from the environment's `SCHEDULER_TYPE`,
@@ -107,18 +103,6 @@ class Stream2LLMScheduler(PreemptingScheduler):
                 return True
         return any(request.request_id in self.prompts for request in self.kv_holding_waiting)
 
-    def _must_look_ahead(self) -> bool:
-        """Whether the policy looks ahead, and there are so many requests that it could find anything."""
-        looks_ahead = self._looks_ahead
-        if looks_ahead == "none":
-            return False
-        if looks_ahead == "all" and self.num_open:
-            return True
-        return self.outlook.most_tokens + len(self.requests) * (self.block_size - 1) > self._capacity
-
-    def _all_fit_to_the_end(self) -> bool:
-        return fits_to_the_end((self._memory(request) for _, request in self.order), self._capacity)
-
     @property
     def _most_blocks_of_step(self) -> int:
         """No step takes more blocks: those of its tokens, and one that is begun for each request and group."""
@@ -156,10 +140,9 @@ class Stream2LLMScheduler(PreemptingScheduler):
             entries = self.order.by_share(
                 self.shares, lambda request_id: plan.num_tokens.get(request_id, 0), self._is_open
             )
-        look_ahead = LookAhead(self._memory_of_admitted, self._capacity) if self._must_look_ahead() else None
+        look_ahead = self._look_ahead()
         for key, request in entries:
-            is_admitted = request.status is RequestStatus.RUNNING or request.num_computed_tokens > 0
-            if not is_admitted:
+            if not is_admitted(request):
                 if only_holders:
                     continue
                 if look_ahead is not None and self._is_looked_at(request):
@@ -194,40 +177,6 @@ class Stream2LLMScheduler(PreemptingScheduler):
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         self._decoding.pop(request.request_id, None)
         return super()._free_request(request, delay_free_blocks=delay_free_blocks)
-
-    def _memory_of_admitted(self) -> Iterator[Memory]:
-        """Of those that a look-ahead counts. Idle streams are the first to give theirs up."""
-        for _, request in self.order:
-            is_admitted = request.status is RequestStatus.RUNNING or request.num_computed_tokens > 0
-            if is_admitted and self._is_looked_at(request):
-                yield self._memory(request)
-
-    @property
-    def _looks_ahead(self) -> str:
-        return self.scheduling_policy.looks_ahead if self.options.get("look_ahead", True) else "none"
-
-    def _is_looked_at(self, request: Request) -> bool:
-        """Whether the policy's look-ahead decides on the request, and counts it."""
-        looks_ahead = self._looks_ahead
-        return looks_ahead == "all" or (looks_ahead == "complete" and not self._is_open(request))
-
-    def _memory(self, request: Request) -> Memory:
-        """Tokens of its final prompt and of its output so far, with the rest of a last block that it may leave unused,
-        and the output still to come."""
-        prompt = self.prompts.get(request.request_id)
-        num_tokens = request.num_prompt_tokens
-        if prompt is not None and prompt.is_open:
-            num_tokens = max(num_tokens, prompt.final_num_tokens)
-        num_output: float = self.outlook.output(request).num_tokens
-        if num_output >= request.max_tokens:  # nothing is known but the limit, which may be far off
-            num_output = min(num_output, max(_UNKNOWN_OUTPUT, request.num_output_tokens))
-        num_tokens += request.num_output_tokens + self.block_size - 1
-        return num_tokens, max(1.0, num_output - request.num_output_tokens)
-
-    @property
-    def _capacity(self) -> float:
-        """Tokens of KV that there are: each group of layers keeps blocks of its own for the same tokens."""
-        return self.kv.num_total * self.block_size / len(self.kv_cache_config.kv_cache_groups)
 
     def _holders(self) -> Iterator[Candidate]:
         """Whose KV may be taken now."""
@@ -303,15 +252,15 @@ class Stream2LLMScheduler(PreemptingScheduler):
     def _first_to_get_on(self, num_slots: int) -> str | None:
         """The first request in the order that nothing but memory could hold up. One that a look-ahead keeps out is not:
         it would protect nobody."""
-        look_ahead = LookAhead(self._memory_of_admitted, self._capacity) if self._must_look_ahead() else None
+        look_ahead = self._look_ahead()
         first = None
         for _, request in self.order:
             running = request.status == RequestStatus.RUNNING
             keeps_slot = running or (self.use_v2_model_runner and request.request_id in self._resident)
             if (running or self._is_ready(request)) and (keeps_slot or num_slots > 0):
-                is_admitted = running or request.num_computed_tokens > 0
-                is_free = is_admitted or look_ahead is None or not self._is_looked_at(request)
-                if is_free or (look_ahead is not None and look_ahead.lets_in(self._memory(request))):
+                if is_admitted(request) or look_ahead is None or not self._is_looked_at(request):
+                    return request.request_id
+                if look_ahead.lets_in(self._memory(request)):
                     return request.request_id
                 first = first or request.request_id
         return first

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stream2llm_sdk.serving.lcp import TokenArray
 
-__all__ = ["EXTRA_ARGS_KEY", "Resumption", "StreamingPrompt"]
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+__all__ = ["EXTRA_ARGS_KEY", "Resumption", "StreamingPrompt", "set_prompt_tokens"]
 
 # `SamplingParams.extra_args` carries the request's flags under this key.
 EXTRA_ARGS_KEY = "stream2llm"
@@ -155,3 +158,14 @@ class StreamingPrompt:
             "num_preemptions": self.num_preemptions,
             "num_updates": self.num_updates,
         }
+
+
+def set_prompt_tokens(request: Request, new: TokenArray, lcp: int, hash_block_size: int) -> None:
+    """Replaces a request's tokens past the LCP. `all_token_ids` is a view of `_all_token_ids`, so that list stays."""
+    del request.block_hashes[lcp // hash_block_size :]
+    tail = new[lcp:].tolist()
+    request._all_token_ids[lcp:] = tail
+    assert request.prompt_token_ids is not None
+    request.prompt_token_ids[lcp:] = tail
+    request.num_prompt_tokens = len(new)
+    request.update_block_hashes()

@@ -14,7 +14,7 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
 from stream2llm_sdk.serving.lcp import TokenArray, longest_common_prefix, token_array
-from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY, StreamingPrompt
+from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY, StreamingPrompt, set_prompt_tokens
 from stream2llm_sdk.serving.traced_scheduler import TracedScheduler
 from stream2llm_sdk.trail import EventType
 
@@ -204,23 +204,13 @@ class StreamingPromptScheduler(TracedScheduler):
         keep = max(0, min(num_computed, lcp, len(new) - 1))
         self._truncate(request, keep)
         num_invalidated = prompt.invalidated_from(max(0, min(lcp, len(new) - 1)), num_computed)
-        self._set_tokens(request, new, lcp)
+        set_prompt_tokens(request, new, lcp, self.hash_block_size)
         prompt.token_ids = new
         if final:
             prompt.is_streaming_prompt_finished = True
             self.num_open -= 1
         self._resubmit(request)
         return num_invalidated
-
-    def _set_tokens(self, request: Request, new: TokenArray, lcp: int) -> None:
-        """Replaces the tokens past the LCP. `all_token_ids` is a view of `_all_token_ids`, so that list stays."""
-        del request.block_hashes[lcp // self.hash_block_size :]
-        tail = new[lcp:].tolist()
-        request._all_token_ids[lcp:] = tail
-        assert request.prompt_token_ids is not None
-        request.prompt_token_ids[lcp:] = tail
-        request.num_prompt_tokens = len(new)
-        request.update_block_hashes()
 
     def _truncate(self, request: Request, keep: int) -> None:
         """Drops the KV at positions >= `keep`; fewer may be kept where a cut is not possible."""

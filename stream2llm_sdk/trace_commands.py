@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -119,7 +120,7 @@ def convert(
         if arrivals_out is not None:
             write_arrival_times(_arrivals_of(traces), arrivals_out, delays=delays)
             if kind != Form.PARQUET:
-                traces = [trace.with_fields(arrival_s=None) for trace in traces]
+                traces = [replace(trace, arrival_s=None) for trace in traces]
         write(console, traces, target, to, drop)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stream2llm_sdk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from stream2llm_sdk.traces.arrivals_file import read_arrival_times, with_arrivals, write_arrival_times
@@ -39,13 +40,5 @@ _MODULES = {
     "write_traces": "trace_set",
 }
 
-
-def __getattr__(name: str) -> Any:
-    # numpy and whatever else a part needs is imported when that part is used.
-    if name in _MODULES:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+# numpy and whatever else a part needs is imported when that part is used.
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

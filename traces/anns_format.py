@@ -25,8 +25,7 @@ from typing import Any
 from stream2llm_sdk.context import Chunk, ContextMode, Replace
 from stream2llm_sdk.errors import ConfigurationError, TraceError
 from stream2llm_sdk.traces.checked_files import Row, csv_rows, file_in, json_object, not_unicode
-from stream2llm_sdk.traces.losses import check_texts, losses, refuse_losses
-from stream2llm_sdk.traces.published_numbers import numbers_of
+from stream2llm_sdk.traces.losses import check_texts, numbered
 from stream2llm_sdk.traces.trace import TimedUpdate, Trace
 
 __all__ = ["ANNS", "anns_maps", "read_anns", "write_anns"]
@@ -158,16 +157,13 @@ def write_anns(traces: Sequence[Trace], folder: Path, *, drop: bool = False) -> 
     for trace in traces:
         if trace.mode is not ContextMode.UPDATE:
             raise ConfigurationError(f"trace {trace.trace_id!r} appends to its context: the anns format only replaces")
-    numbers = numbers_of(traces, ANNS)
-    as_read = [_as_read(trace, number) for trace, number in zip(traces, numbers, strict=True)]
-    dropped = losses(zip(traces, as_read, strict=True))
-    refuse_losses(dropped, ANNS, drop=drop)
-    for trace in as_read:
+    to_write, dropped = numbered(traces, ANNS, _as_read, drop=drop)
+    for _, trace in to_write:
         check_texts(trace)
-    corpus = _corpus_of(as_read)
+    corpus = _corpus_of(trace for _, trace in to_write)
     (folder / "res").mkdir(parents=True, exist_ok=True)
     queries = {}
-    for trace, number in zip(as_read, numbers, strict=True):
+    for number, trace in to_write:
         queries[str(number)] = {"query": trace.query, "trace_file": (name := f"query{number}_pipeline_trace.csv")}
         _write(trace, folder / "res" / name)
     for file_name, content in (("query_trace_map_all.json", queries), ("retrieved_corpus_content.part.0.json", corpus)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def with_arrivals(traces: Sequence[Trace], times_s: Sequence[float]) -> list[Tra
     """
     if len(times_s) < len(traces):
         raise ConfigurationError(f"{len(times_s):,} arrivals for {len(traces):,} traces: give as many, or fewer traces")
-    return [trace.with_fields(arrival_s=float(time_s)) for trace, time_s in zip(traces, times_s, strict=False)]
+    return [replace(trace, arrival_s=float(time_s)) for trace, time_s in zip(traces, times_s, strict=False)]
 
 
 def _decimal(value: Fraction) -> str:

@@ -19,8 +19,7 @@ from pathlib import Path
 from stream2llm_sdk.context import Append, Chunk, ContextMode
 from stream2llm_sdk.errors import ConfigurationError, TraceError
 from stream2llm_sdk.traces.checked_files import Row, csv_rows, file_in
-from stream2llm_sdk.traces.losses import check_texts, losses, refuse_losses
-from stream2llm_sdk.traces.published_numbers import numbers_of
+from stream2llm_sdk.traces.losses import check_texts, numbered
 from stream2llm_sdk.traces.trace import TimedUpdate, Trace
 
 __all__ = ["CRAWLER", "crawler_files", "read_crawler", "write_crawler"]
@@ -92,14 +91,11 @@ def write_crawler(traces: Sequence[Trace], folder: Path, *, drop: bool = False) 
     for trace in traces:
         if trace.mode is not ContextMode.APPEND:
             raise ConfigurationError(f"trace {trace.trace_id!r} replaces its context: the crawler format only appends")
-    numbers = numbers_of(traces, CRAWLER)
-    as_read = [_as_read(trace, number) for trace, number in zip(traces, numbers, strict=True)]
-    dropped = losses(zip(traces, as_read, strict=True))
-    refuse_losses(dropped, CRAWLER, drop=drop)
-    for trace in as_read:
+    to_write, dropped = numbered(traces, CRAWLER, _as_read, drop=drop)
+    for _, trace in to_write:
         check_texts(trace, nul=False)
     folder.mkdir(parents=True, exist_ok=True)
-    for trace, number in zip(as_read, numbers, strict=True):
+    for number, trace in to_write:
         _write(trace, folder / f"query_{number}.csv")
     return dropped
 

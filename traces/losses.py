@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 
 from stream2llm_sdk.context import Chunk
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.traces.checked_files import MAX_TEXT_CHARACTERS, not_unicode
+from stream2llm_sdk.traces.published_numbers import numbers_of
 from stream2llm_sdk.traces.trace import Trace
 
-__all__ = ["check_texts", "losses", "refuse_losses"]
+__all__ = ["check_texts", "numbered"]
+
+
+def numbered(
+    traces: Sequence[Trace], form: str, as_read: Callable[[Trace, int], Trace], *, drop: bool
+) -> tuple[list[tuple[int, Trace]], tuple[str, ...]]:
+    """What is to be written in a published format: each trace's number and the trace as it would be read back; and what
+    is left out of them.
+
+    Raises:
+        ConfigurationError: something would be lost and `drop` is not set.
+    """
+    numbers = numbers_of(traces, form)
+    read = [as_read(trace, number) for trace, number in zip(traces, numbers, strict=True)]
+    found = losses(zip(traces, read, strict=True))
+    refuse_losses(found, form, drop=drop)
+    return list(zip(numbers, read, strict=True)), found
 
 
 def losses(pairs: Iterable[tuple[Trace, Trace]]) -> tuple[str, ...]:

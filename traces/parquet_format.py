@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stream2llm_sdk.errors import ConfigurationError, MissingExtraError, Stream2LLMError, TraceError
+from stream2llm_sdk.errors import ConfigurationError, Stream2LLMError, TraceError
+from stream2llm_sdk.traces.extras import require_pyarrow
 from stream2llm_sdk.traces.losses import check_texts
 from stream2llm_sdk.traces.parquet_rows import row_of, trace_of
 from stream2llm_sdk.traces.parquet_seal import read_seal, seal
@@ -36,17 +37,9 @@ _GROUP_TRACES, _GROUP_BYTES, _BATCH_TRACES = 256, 1 << 25, 32
 _MAX_GROUP_BYTES, _MAX_GROUP_VALUES, _MAX_TRACE_VALUES = 1 << 31, 1 << 23, 1 << 22
 
 
-def _pyarrow() -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError("pyarrow", "traces") from error
-    return pyarrow
-
-
 def parquet_schema() -> Schema:
     """The columns of version `SCHEMA_VERSION`."""
-    pa = _pyarrow()
+    pa = require_pyarrow()
     chunk = [("text", pa.string()), ("source", pa.string()), ("title", pa.string())]
     chunk += [("score", pa.float64()), ("metadata", pa.string())]
     columns = [
@@ -73,7 +66,7 @@ def write_parquet(traces: Sequence[Trace], file: Path) -> None:
             surrogate pair, a number beyond 64 bits), or the file cannot be written.
         MissingExtraError: pyarrow is not installed.
     """
-    pa, schema = _pyarrow(), parquet_schema()
+    pa, schema = require_pyarrow(), parquet_schema()
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         with pa.parquet.ParquetWriter(part, schema, compression="zstd", use_dictionary=False) as writer:
@@ -126,7 +119,7 @@ def read_parquet(file: Path) -> Iterator[Trace | TraceError]:
         TraceError: the file as a whole cannot be read: it is cut short, is not of this form, or of another version.
         MissingExtraError: pyarrow is not installed.
     """
-    pa = _pyarrow()
+    pa = require_pyarrow()
     try:
         checksums = read_seal(file)
         with pa.parquet.ParquetFile(file) as parquet:
@@ -150,7 +143,7 @@ def _group(
     file: Path, parquet: ParquetFile, group: int, begin: int, seen: dict[str, int]
 ) -> Iterator[Trace | TraceError]:
     num_rows = parquet.metadata.row_group(group).num_rows
-    pa, number = _pyarrow(), begin
+    pa, number = require_pyarrow(), begin
     try:
         _check_size(file, parquet.metadata, group, begin)
         for batch in parquet.iter_batches(_BATCH_TRACES, row_groups=[group], use_threads=False):

@@ -208,4 +208,4 @@ def _with_sources(trace: Trace) -> Trace:
             for place, chunk in enumerate(timed.update.chunks)
         ]
         updates.append(TimedUpdate(timed.offset_s, type(timed.update)(chunks)))
-    return trace.with_fields(updates=tuple(updates))
+    return replace(trace, updates=tuple(updates))

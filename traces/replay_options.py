@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -109,7 +109,8 @@ class ReplayOptions:
         return sorted(placed, key=lambda trace: trace.arrival_s or 0.0)
 
     def _placed(self, trace: Trace, arrival_s: float) -> Trace:
-        return trace.stretched(self.delay_multiplier * self.time_scale).with_fields(
+        return replace(
+            trace.stretched(self.delay_multiplier * self.time_scale),
             arrival_s=self.time_scale * arrival_s,
             max_tokens=trace.max_tokens or self.max_tokens,
             tenant=trace.tenant if self.tenant is None else self.tenant,

@@ -72,7 +72,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stream2llm_sdk.errors import ConfigurationError, MissingExtraError
+from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.traces.extras import require_pyarrow
 
 if TYPE_CHECKING:
     import pyarrow
@@ -157,20 +158,6 @@ SAMPLE_COLUMNS: Mapping[str, str] = {
     "num_parked": "int64",
 }
 """Columns of `samples.parquet` and their Arrow types."""
-
-
-def require_pyarrow() -> Any:
-    """The module pyarrow.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError("pyarrow", "traces") from error
-    return pyarrow
 
 
 def to_table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> pyarrow.Table:

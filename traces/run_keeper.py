@@ -11,9 +11,10 @@ from types import TracebackType
 from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.traces.extras import require_pyarrow
 from stream2llm_sdk.traces.replay_run import ReplayRun, RunState
 from stream2llm_sdk.traces.replayed_request import ReplayedRequest
-from stream2llm_sdk.traces.run_folder import TABLES, RunFolder, require_pyarrow
+from stream2llm_sdk.traces.run_folder import TABLES, RunFolder
 from stream2llm_sdk.traces.run_journal import Entry, RunJournal, read_journal
 from stream2llm_sdk.traces.run_metrics import write_run_metrics
 from stream2llm_sdk.traces.run_tables import latest_requests, tables_of, write_tables

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from stream2llm_sdk.traces.extras import require_pyarrow
 from stream2llm_sdk.traces.run_folder import (
     EVENT_COLUMNS,
     REQUEST_COLUMNS,
     SAMPLE_COLUMNS,
-    require_pyarrow,
     to_table,
 )
 from stream2llm_sdk.traces.run_journal import Entry

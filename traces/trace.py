@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from stream2llm_sdk.context import Append, Chunk, ContextMode, ContextUpdate, Replace
 from stream2llm_sdk.errors import ConfigurationError
@@ -113,10 +112,6 @@ class Trace:
             TimedUpdate(begin_s + delay_multiplier * (timed.offset_s - begin_s), timed.update) for timed in self.updates
         )
         return replace(self, updates=updates)
-
-    def with_fields(self, **fields: Any) -> Trace:
-        """A copy with other values of some attributes."""
-        return replace(self, **fields)
 
 
 def check_unique(traces: Iterable[Trace]) -> None:

@@ -16,7 +16,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from stream2llm_sdk.serving.lcp import TokenArray, longest_common_prefix, token_array
 from stream2llm_sdk.serving.simulator.published_preemption import PublishedPreemption, PublishedStep
-from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY, StreamingPrompt
+from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY, StreamingPrompt, set_prompt_tokens
 from stream2llm_sdk.serving.swap.messages import SwapMetadata
 from stream2llm_sdk.trail import EventType
 
@@ -105,13 +105,7 @@ class PublishedScheduler(PublishedPreemption):
         request.num_computed_tokens = keep
         if num_swapped and not keep:
             del self._swapped[request_id]
-        del request.block_hashes[lcp // self.hash_block_size :]
-        tail = new[lcp:].tolist()
-        request._all_token_ids[lcp:] = tail
-        assert request.prompt_token_ids is not None
-        request.prompt_token_ids[lcp:] = tail
-        request.num_prompt_tokens = len(new)
-        request.update_block_hashes()
+        set_prompt_tokens(request, new, lcp, self.hash_block_size)
         prompt.token_ids = new
         return prompt.invalidated_from(min(lcp, len(new) - 1), num_computed)
 

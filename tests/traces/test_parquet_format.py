@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -264,7 +265,7 @@ def test_a_parquet_file_of_somebody_else_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_damaged_row_group_is_skipped_and_the_others_read(tmp_path: Path) -> None:
-    many = [with_chunk(source=f"{n:04}" * 20).with_fields(trace_id=str(n)) for n in range(600)]
+    many = [replace(with_chunk(source=f"{n:04}" * 20), trace_id=str(n)) for n in range(600)]
     write_traces(many, file := tmp_path / "a.parquet")
     column = pq.read_metadata(file).row_group(1).column(0)
     data = bytearray(file.read_bytes())

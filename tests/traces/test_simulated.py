@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from tiny_tokenizer import byte_tokenizer
@@ -99,7 +100,7 @@ def test_synthetic_traces_keep_their_prompt_lengths() -> None:
 
 
 def test_what_is_missing_or_contradicts_itself_is_named() -> None:
-    no_arrival = appends([]).with_fields(arrival_s=None)
+    no_arrival = replace(appends([]), arrival_s=None)
     with pytest.raises(ConfigurationError, match="'a' has no arrival_s"):
         simulated_requests([no_arrival])
     with pytest.raises(ConfigurationError, match="2 arrivals for 1 traces"):

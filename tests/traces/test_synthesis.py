@@ -7,6 +7,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -195,7 +196,7 @@ def test_the_seeds_of_contents_and_arrivals_are_apart() -> None:
     )
     assert first == again
     assert [t.arrival_s for t in moved] != [t.arrival_s for t in first]
-    assert [t.with_fields(arrival_s=0.0) for t in moved] == [t.with_fields(arrival_s=0.0) for t in first]
+    assert [replace(t, arrival_s=0.0) for t in moved] == [replace(t, arrival_s=0.0) for t in first]
     assert [t.updates for t in other] != [t.updates for t in first]
 
 

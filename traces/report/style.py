@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stream2llm_sdk.errors import MissingExtraError
+from stream2llm_sdk.traces.extras import require_matplotlib
 from stream2llm_sdk.traces.report.phases import Phase
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "panels",
     "plain",
     "png",
-    "require_matplotlib",
 ]
 
 _BLACK, _ORANGE, _SKY, _GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
@@ -68,21 +67,6 @@ _SETTINGS = {
     "legend.frameon": False,
     "savefig.facecolor": "white",
 }
-
-
-def require_matplotlib() -> Any:
-    """The module matplotlib.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
-    try:
-        import matplotlib
-        import matplotlib.figure
-        import matplotlib.style
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "plots") from error
-    return matplotlib
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import IO
 
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.files import require_writable
+from stream2llm_sdk.traces.extras import require_matplotlib
 from stream2llm_sdk.traces.report.figures import (
     Picture,
     draw_costs,
@@ -22,7 +23,7 @@ from stream2llm_sdk.traces.report.figures import (
 from stream2llm_sdk.traces.report.page import page
 from stream2llm_sdk.traces.report.perfetto import write_trace
 from stream2llm_sdk.traces.report.reported_run import ReportedRun, read_runs
-from stream2llm_sdk.traces.report.style import own_style, require_matplotlib
+from stream2llm_sdk.traces.report.style import own_style
 from stream2llm_sdk.traces.report.timeline import draw_timeline
 from stream2llm_sdk.traces.run_folder import RunFolder
 

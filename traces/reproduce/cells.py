@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -12,7 +13,10 @@ from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.traces.reproduce.bound import last_prefill_s
 from stream2llm_sdk.traces.reproduce.published import PublishedRun
 
-__all__ = ["CURVE_PERCENTILES", "OUR_ARMS", "Arm", "Cell", "Fit", "run_cell"]
+__all__ = ["CURVE_PERCENTILES", "OUR_ARMS", "Arm", "Cell", "Figures", "Fit", "run_cell"]
+
+Figures = Mapping[str, Any]
+"""What a cell came to, by name; see `run_cell`."""
 
 _NUM_QUERIES = {"crawler": 4_309, "anns": 500}
 _TOKEN_BUDGET = {"crawler": 2_048, "anns": 8_192}

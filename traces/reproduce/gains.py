@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from stream2llm_sdk.traces.reproduce.cells import OUR_ARMS
-from stream2llm_sdk.traces.reproduce.judgement import Figures, Judge
+from stream2llm_sdk.traces.reproduce.cells import OUR_ARMS, Figures
+from stream2llm_sdk.traces.reproduce.judgement import Judge
 from stream2llm_sdk.traces.reproduce.published import PUBLISHED, PublishedRun
 
 __all__ = ["BEST_ARM", "Gain", "gains"]

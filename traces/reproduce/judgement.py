@@ -5,14 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from stream2llm_sdk.traces.reproduce.cells import Cell
+from stream2llm_sdk.traces.reproduce.cells import Cell, Figures
 from stream2llm_sdk.traces.reproduce.published import ARMS, PUBLISHED, PublishedRun
 
 __all__ = ["CellJudgement", "Judge", "Ordering", "PreemptionJudgement", "tolerances"]
-
-Figures = Mapping[str, Any]
 
 PERCENTILES = (50, 95, 99)
 _FITTED_RATES = {"crawler": (0.5, 1.0), "anns": (0.25, 0.5)}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stream2llm_sdk.errors import MissingExtraError
+from stream2llm_sdk.traces.extras import require_matplotlib
 from stream2llm_sdk.traces.reproduce.cells import CURVE_PERCENTILES, OUR_ARMS
 from stream2llm_sdk.traces.reproduce.published import ARMS, PUBLISHED, PublishedRun
 
@@ -53,13 +53,9 @@ def write_plots(report: Reproduction, folder: Path) -> list[Path]:
 
 
 def _picture(file: Path, num_axes: int, draw: _Draw, report: Reproduction, runs: list[PublishedRun]) -> Path:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "plots") from error
     num_columns = min(3, num_axes)
     num_rows = -(-num_axes // num_columns)
-    figure = Figure(figsize=(5.2 * num_columns, 4 * num_rows), layout="constrained")
+    figure = require_matplotlib().figure.Figure(figsize=(5.2 * num_columns, 4 * num_rows), layout="constrained")
     draw(list(figure.subplots(num_rows, num_columns, squeeze=False).flat), report, runs)
     figure.savefig(file, dpi=110)
     return file

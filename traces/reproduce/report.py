@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stream2llm_sdk.traces.reproduce.cells import OUR_ARMS, Fit
+from stream2llm_sdk.traces.reproduce.cells import OUR_ARMS, Figures, Fit
 from stream2llm_sdk.traces.reproduce.gains import BEST_ARM, Gain, gains
-from stream2llm_sdk.traces.reproduce.judgement import PERCENTILES, CellJudgement, Figures, Judge
+from stream2llm_sdk.traces.reproduce.judgement import PERCENTILES, CellJudgement, Judge
 from stream2llm_sdk.traces.reproduce.published import ARMS, PUBLISHED, PublishedRun
 
 __all__ = ["Reproduction"]

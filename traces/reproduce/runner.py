@@ -9,14 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError
-from stream2llm_sdk.traces.reproduce.cells import Cell, Fit, run_cell
+from stream2llm_sdk.traces.reproduce.cells import Cell, Figures, Fit, run_cell
 
 __all__ = ["Journal", "run_cells"]
-
-Figures = Mapping[str, Any]
 
 
 class Journal:

@@ -1,0 +1,69 @@
+"""Whom a policy that looks ahead lets in: those that can run to the ends of their answers in the memory there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vllm.v1.request import Request
+
+from stream2llm_sdk.serving.look_ahead import LookAhead, Memory, fits_to_the_end
+from stream2llm_sdk.serving.ordered_scheduler import is_admitted
+from stream2llm_sdk.serving.preempting_scheduler import PreemptingScheduler
+
+__all__ = ["AdmittingScheduler"]
+
+_UNKNOWN_OUTPUT = 1_024
+"""Tokens that a look-ahead keeps free for an answer of which nothing but the limit is known."""
+
+
+class AdmittingScheduler(PreemptingScheduler):
+    """Foresees the memory of requests, for the plan to admit no more than can end."""
+
+    def _look_ahead(self) -> LookAhead | None:
+        """For one plan; None where it would find nothing."""
+        return LookAhead(self._memory_of_admitted, self._capacity) if self._must_look_ahead() else None
+
+    def _must_look_ahead(self) -> bool:
+        """Whether the policy looks ahead, and there are so many requests that it could find anything."""
+        looks_ahead = self._looks_ahead
+        if looks_ahead == "none":
+            return False
+        if looks_ahead == "all" and self.num_open:
+            return True
+        return self.outlook.most_tokens + len(self.requests) * (self.block_size - 1) > self._capacity
+
+    def _all_fit_to_the_end(self) -> bool:
+        return fits_to_the_end((self._memory(request) for _, request in self.order), self._capacity)
+
+    def _memory_of_admitted(self) -> Iterator[Memory]:
+        """Of those that a look-ahead counts. Idle streams are the first to give theirs up."""
+        for _, request in self.order:
+            if is_admitted(request) and self._is_looked_at(request):
+                yield self._memory(request)
+
+    @property
+    def _looks_ahead(self) -> str:
+        return self.scheduling_policy.looks_ahead if self.options.get("look_ahead", True) else "none"
+
+    def _is_looked_at(self, request: Request) -> bool:
+        """Whether the policy's look-ahead decides on the request, and counts it."""
+        looks_ahead = self._looks_ahead
+        return looks_ahead == "all" or (looks_ahead == "complete" and not self._is_open(request))
+
+    def _memory(self, request: Request) -> Memory:
+        """Tokens of its final prompt and of its output so far, with the rest of a last block that it may leave unused,
+        and the output still to come."""
+        prompt = self.prompts.get(request.request_id)
+        num_tokens = request.num_prompt_tokens
+        if prompt is not None and prompt.is_open:
+            num_tokens = max(num_tokens, prompt.final_num_tokens)
+        num_output: float = self.outlook.output(request).num_tokens
+        if num_output >= request.max_tokens:  # nothing is known but the limit, which may be far off
+            num_output = min(num_output, max(_UNKNOWN_OUTPUT, request.num_output_tokens))
+        num_tokens += request.num_output_tokens + self.block_size - 1
+        return num_tokens, max(1.0, num_output - request.num_output_tokens)
+
+    @property
+    def _capacity(self) -> float:
+        """Tokens of KV that there are: each group of layers keeps blocks of its own for the same tokens."""
+        return self.kv.num_total * self.block_size / len(self.kv_cache_config.kv_cache_groups)
