@@ -48,9 +48,14 @@ class Outlook:
 
     A predictor that is named by its file runs in a thread, off the step's path, and until it has answered the request's
     `max_tokens` stands; the others, and one that is given itself, answer at once.
+
+    Args:
+        predictor: its name or file, or itself.
+        max_model_len: tokens that vLLM's own streaming-input sessions, whose prompts grow unseen, may come to.
     """
 
-    def __init__(self, predictor: str | LengthPredictor = "quantile") -> None:
+    def __init__(self, predictor: str | LengthPredictor = "quantile", *, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
         self.streams = StreamForecaster()
         self.class_means = ClassMeans()
         self._batched: BatchedPrediction | None = None
@@ -119,7 +124,7 @@ class Outlook:
             self._predictions.pop(request_id, None)
 
     def _count(self, request: Request) -> None:
-        most: int = request.num_prompt_tokens + request.max_tokens
+        most: int = self._max_model_len if request.resumable else request.num_prompt_tokens + request.max_tokens
         self._total_most_tokens += most - self._most_tokens.pop(request.request_id, 0)
         self._most_tokens[request.request_id] = most
 

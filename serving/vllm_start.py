@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from stream2llm_sdk.errors import ConfigurationError, EngineStartError, MissingExtraError, UnsupportedFeatureError
 from stream2llm_sdk.serving.options import SchedulingOptions
+from stream2llm_sdk.serving.start_errors import noted_errors
 from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY
 
 if TYPE_CHECKING:
@@ -94,16 +95,18 @@ def build(
     arguments = vllm_arguments(model, policy, engine_args, scheduling)
     known = frozenset(child.pid for child in multiprocessing.active_children())
     _starts.append(known)
-    try:
-        llm = AsyncLLM.from_engine_args(arguments)
-    except (ValueError, TypeError, OSError) as error:
-        raise ConfigurationError(f"vLLM cannot serve {model!r}: {error}") from error
-    except Exception as error:
-        raise EngineStartError(
-            f"the engine's processes did not start: {error}. Set VLLM_LOGGING_LEVEL=INFO to see their logs"
-        ) from error
-    finally:
-        _starts.remove(known)
+    with noted_errors() as reason:
+        try:
+            llm = AsyncLLM.from_engine_args(arguments)
+        except (ValueError, TypeError, OSError) as error:
+            raise ConfigurationError(f"vLLM cannot serve {model!r}: {error}") from error
+        except Exception as error:
+            raise EngineStartError(
+                f"the engine's processes did not start: {reason() or error}. Set VLLM_LOGGING_LEVEL=INFO to see their "
+                "logs"
+            ) from error
+        finally:
+            _starts.remove(known)
     if abandoned.is_set():
         end(llm)
         return None

@@ -123,7 +123,7 @@ def simulate(
         },
     )
     if length_predictor is not None:
-        scheduler.outlook = Outlook(length_predictor)
+        scheduler.outlook = Outlook(length_predictor, max_model_len=max_model_len)
     if cost_model is not None:
         scheduler.costs = OnlineCorrection(cost_model, frozen=scheduler.costs.frozen)
     run = _Run(scheduler, block_hasher, requests, streaming=streaming, latency=latency, copy_latency=copy_latency)

@@ -21,6 +21,7 @@ from stream2llm_sdk.errors import (
     EmptyPromptError,
     EngineDeadError,
     EngineError,
+    EngineStartError,
     PromptError,
     PromptTooLongError,
     StreamAbortedError,
@@ -464,6 +465,13 @@ async def test_a_model_that_is_not_there_is_a_clear_error(tmp_path: Path) -> Non
         await Stream2LLMEngine(tmp_path / "absent", progress=None).start()
     with pytest.raises(ConfigurationError, match="cannot serve"):
         await Stream2LLMEngine(tmp_path, progress=None).start()
+
+
+async def test_an_engine_without_room_for_its_longest_prompt_says_so(model: Path) -> None:
+    arguments = {**ENGINE_ARGS, "num_gpu_blocks_override": 8}
+    with pytest.raises(EngineStartError, match=r"KV cache.*(1024|max_model_len)"):
+        await Stream2LLMEngine(model, progress=None, **arguments).start()
+    assert "VLLM_LOGGING_CONFIG_PATH" not in os.environ
 
 
 async def test_a_start_that_is_cancelled_ends_soon_and_leaves_nothing(model: Path) -> None:

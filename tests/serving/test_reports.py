@@ -19,7 +19,7 @@ import tiny_models
 from prompt_scripts import FLAGS, tokens
 from scheduler_checks import snapshot
 from test_planner import Blocks, candidate, idle, names, plan
-from test_scheduler import ONE_REQUEST, SETTINGS, Requests
+from test_scheduler import MAX_MODEL_LEN, ONE_REQUEST, SETTINGS, Requests
 from vllm import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
@@ -225,6 +225,16 @@ def test_streams_that_wait_with_half_their_blocks_do_not_block_each_other(core: 
         assert set(requests.driver.finish_reasons) == {"stream-0", "stream-1"}
 
 
+def test_a_session_counts_with_all_that_it_may_come_to(core: Core, text: Any) -> None:
+    """Its prompt grows by turns that the look-ahead's shortcut does not see."""
+    with core() as requests:
+        requests.add_plain("plain", text(20), max_tokens=8)
+        send_session(requests.driver, "session", text(20))
+        assert requests.scheduler.outlook.most_tokens == 28 + MAX_MODEL_LEN
+        requests.driver.abort("session")
+        assert requests.scheduler.outlook.most_tokens == 28
+
+
 def test_a_chunk_that_makes_a_prompt_too_long_leaves_the_stream_and_its_blocks_alone(core: Core, text: Any) -> None:
     """SGLang #22273: a turn past the model's length was aborted, and the session's slot lost count of its KV."""
     with core(prefix_caching=True) as requests:
@@ -319,6 +329,46 @@ def test_victims_that_find_their_blocks_in_the_prefix_cache_answer_as_if_alone(
         requests.at_rest()
         assert requests.num_preemptions.total() >= 4
         assert len(requests.driver.finish_reasons) == 8, "every answer was compared with that of a correct engine"
+
+
+@pytest.mark.parametrize("policy", LONG_POLICIES)
+def test_victims_whose_copies_fit_together_but_not_their_prompts_do_not_block_each_other(
+    core: Core, text: Any, policy: str
+) -> None:
+    """vLLM #45388: two prompts got memory for what the host held of them, and the rest of neither fitted beside that."""
+    with core(policy=policy, mode="swap", num_gpu_blocks=ONE_REQUEST) as requests:
+        for name in ("first", "second"):
+            requests.open_stream(name, text(45))
+        requests.at_rest()
+        requests.add_complete("between", text(90), max_tokens=4)
+        requests.at_rest()
+        assert requests.num_preemptions.keys() >= {"first", "second"}
+        for name in ("first", "second"):
+            requests.append(name, text(45), final=True)
+        requests.at_rest()
+        assert requests.driver.finish_reasons.keys() == {"first", "second", "between"}
+
+
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_a_victim_that_is_let_in_at_once_reads_what_is_still_on_its_way_to_the_host(
+    core: Core, text: Any, runner: str
+) -> None:
+    """vLLM #46014: a victim was let in again before the end of its copy was reported; its load killed the core."""
+    with core(mode="swap", async_scheduling=True, runner=runner) as requests:
+        driver, scheduler = requests.driver, requests.scheduler
+        swap = driver.executor.kv_transfer
+        swap.clock = driver.executor.clock
+        swap.seconds_per_block.update({"out": 0.5, "in": 0.25})
+        requests.add_complete("victim", text(60), max_tokens=12)
+        for _ in range(3):
+            requests.step(3)
+            request = scheduler.requests["victim"]
+            assert request.num_in_flight_tokens, "a step is in flight"
+            scheduler._preempt_victim(request)
+        requests.at_rest()
+        assert requests.num_preemptions["victim"] == 3
+        assert scheduler.connector.statistics.num_swapped_in == 3
+        assert len(driver.outputs["victim"]) == 12
 
 
 def test_what_a_victim_finds_of_its_own_is_no_hit_of_the_prefix_cache(core: Core, text: Any) -> None:
