@@ -46,9 +46,7 @@ class OrderedScheduler(StreamingPromptScheduler):
         self.scheduling_policy: SchedulingPolicy = make_policy(name)
         self.order = RequestOrder()
         self.shares = FairShare(self.options.get("tenant_weights"))
-        self.outlook = Outlook(
-            self.options.get("length_predictor") or "quantile", max_model_len=self.max_model_len
-        )
+        self.outlook = Outlook(self.options.get("length_predictor") or "quantile", max_model_len=self.max_model_len)
         self._forecasts: Mapping[str, Forecast] = {}
         self._uses_forecasts = self.scheduling_policy.uses_forecasts or (
             self.options.get("victims") == LatestCompletion.name

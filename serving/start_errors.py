@@ -1,4 +1,4 @@
-"""Why an engine did not start: what its processes logged before they ended, which only their own terminal would show."""
+"""Why an engine did not start: what its processes logged before they ended, which only their terminal would show."""
 
 from __future__ import annotations
 

@@ -335,7 +335,7 @@ def test_victims_that_find_their_blocks_in_the_prefix_cache_answer_as_if_alone(
 def test_victims_whose_copies_fit_together_but_not_their_prompts_do_not_block_each_other(
     core: Core, text: Any, policy: str
 ) -> None:
-    """vLLM #45388: two prompts got memory for what the host held of them, and the rest of neither fitted beside that."""
+    """vLLM #45388: two prompts got memory for what the host held of them; the rest of neither fitted beside."""
     with core(policy=policy, mode="swap", num_gpu_blocks=ONE_REQUEST) as requests:
         for name in ("first", "second"):
             requests.open_stream(name, text(45))
