@@ -98,7 +98,6 @@ def _matrix(
     show: Callable[..., None],
 ) -> Any:
     from stream2llm_sdk.traces.reproduce.cells import OUR_ARMS, Cell, Fit
-    from stream2llm_sdk.traces.reproduce.invalidation import invalidated_tokens_ratio
     from stream2llm_sdk.traces.reproduce.published import ARMS, PUBLISHED
     from stream2llm_sdk.traces.reproduce.report import Reproduction
     from stream2llm_sdk.traces.reproduce.runner import Journal, run_cells
@@ -118,5 +117,15 @@ def _matrix(
     journal = Journal(out / "cells.jsonl", fit)
     run_cells(cells, fit, journal, jobs=jobs, progress=show)
     wanted = {cell.key: journal.figures[cell.key] for cell in cells}
-    ratio = invalidated_tokens_ratio() if any(run.workload == "anns" for run in runs) else None
+    ratio = _kept_ratio(journal) if any(run.workload == "anns" for run in runs) else None
     return Reproduction(wanted, range(draws), fit, queries, ratio)
+
+
+def _kept_ratio(journal: Any) -> float:
+    """The ratio of the tokens that updates make void, measured once for each journal."""
+    from stream2llm_sdk.traces.reproduce.invalidation import invalidated_tokens_ratio
+
+    name = "invalidated_tokens_ratio"
+    if name not in journal.figures:
+        journal.add(name, {"value": invalidated_tokens_ratio()})
+    return float(journal.figures[name]["value"])

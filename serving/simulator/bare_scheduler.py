@@ -99,6 +99,10 @@ def _scheduler(vllm_config: Any, num_gpu_blocks: int) -> tuple[Any, BlockHasher 
         block_size=block_size,
         hash_block_size=hash_block_size,
     )
+    if not vllm_config.cache_config.enable_prefix_caching and len(groups) == 1:
+        from stream2llm_sdk.serving.simulator.block_stack import use_block_stack
+
+        use_block_stack(scheduler)
     return scheduler, _block_hasher(vllm_config, hash_block_size)
 
 

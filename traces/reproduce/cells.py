@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -139,17 +139,35 @@ def _num_blocks(cell: Cell, fit: Fit) -> int:
     return num_kv_blocks(LLAMA_3_1_8B, PROFILES[cell.hardware], 2, gpu_memory_utilization=_MEMORY_UTILIZATION)
 
 
+def _device(hardware: str, fit: Fit) -> Any:
+    from stream2llm_sdk.serving.simulator.hardware import PROFILES
+
+    return replace(PROFILES[hardware], efficiency=dict(fit.efficiency)[hardware])
+
+
+@lru_cache(maxsize=16)
+def _bound_s(hardware: str, workload: str, delay_multiplier: float, num_queries: int, fit: Fit) -> tuple[float, ...]:
+    """Percentiles of the bound of a load, which is the same for all arms, rates and draws: 50, 95, 99 and 99.9."""
+    from stream2llm_sdk.serving.simulator.hardware import LLAMA_3_1_8B
+    from stream2llm_sdk.serving.simulator.latency import step_latency
+    from stream2llm_sdk.traces.simulated import simulated_requests
+
+    device = _device(hardware, fit)
+    latency = step_latency(LLAMA_3_1_8B, device, 2)
+    requests = simulated_requests(_traces(workload, num_queries, delay_multiplier), arrivals=[0.0] * num_queries)
+    bound_s = [last_prefill_s(request, latency, _TOKEN_BUDGET[workload]) + device.messaging_s for request in requests]
+    return tuple(float(np.percentile(bound_s, percent)) for percent in (50, 95, 99, 99.9))
+
+
 def run_cell(cell: Cell, fit: Fit) -> dict[str, Any]:
     """Serves the cell's load in virtual time; gives its figures by name, times in s."""
-    from dataclasses import replace
-
     from stream2llm_sdk.serving.simulator import hardware as profiles
     from stream2llm_sdk.serving.simulator.latency import copy_latency, step_latency
     from stream2llm_sdk.serving.simulator.load import simulate
     from stream2llm_sdk.serving.swap import swap_config
 
     arm = ALL_ARMS[cell.arm]
-    device = replace(profiles.PROFILES[cell.hardware], efficiency=dict(fit.efficiency)[cell.hardware])
+    device = _device(cell.hardware, fit)
     latency = step_latency(profiles.LLAMA_3_1_8B, device, 2)
     # The published profile was taken with one step for the whole prompt; it copies block by block and layer by layer.
     is_published = arm.system == "published"
@@ -168,9 +186,6 @@ def run_cell(cell: Cell, fit: Fit) -> dict[str, Any]:
         if cell.mode in ("cost", "swap"):
             extra["kv_transfer_config"] = swap_config(num_host_blocks=_NUM_HOST_BLOCKS)
     requests = _requests(cell)
-    bound_s = [
-        last_prefill_s(request, latency, _TOKEN_BUDGET[cell.workload]) + device.messaging_s for request in requests
-    ]
     result = simulate(
         requests,
         policy=arm.policy,
@@ -191,7 +206,7 @@ def run_cell(cell: Cell, fit: Fit) -> dict[str, Any]:
         "ttft_curve_s": [result.percentile(ttft, percent) for percent in CURVE_PERCENTILES],
         "ttft_max_s": float(result.values(ttft).max()),
         "ttft_from_request_s": [result.percentile("ttft_from_request_s", percent) for percent in (50, 95, 99, 99.9)],
-        "bound_ttft_s": [float(np.percentile(bound_s, percent)) for percent in (50, 95, 99, 99.9)],
+        "bound_ttft_s": list(_bound_s(cell.hardware, cell.workload, cell.delay_multiplier, cell.num_queries, fit)),
         "num_preemptions": int(result.total("num_preemptions")),
         "num_swap_preemptions": int(result.total("num_swap_preemptions")),
         "num_tokens_invalidated": int(result.total("num_tokens_invalidated")),

@@ -54,10 +54,11 @@ class Journal:
             encoding="utf-8",
         )
 
-    def add(self, cell: Cell, figures: Figures) -> None:
-        self.figures[cell.key] = figures
+    def add(self, key: str, figures: Figures) -> None:
+        """Keeps the figures of a cell, or of something else that has a name."""
+        self.figures[key] = figures
         with self._file.open("a", encoding="utf-8") as out:
-            out.write(json.dumps({"cell": cell.key, "figures": figures}) + "\n")
+            out.write(json.dumps({"cell": key, "figures": figures}) + "\n")
 
 
 def run_cells(
@@ -91,7 +92,7 @@ def run_cells(
     left.sort(key=lambda cell: (cell.workload, cell.delay_multiplier, cell.draw))
     num_jobs = max(1, min(jobs or os.cpu_count() or 1, len(left)))
     for cell, figures in _in_turn(left, fit) if num_jobs == 1 else _in_parallel(left, fit, num_jobs):
-        journal.add(cell, figures)
+        journal.add(cell.key, figures)
         num_done += 1
         if progress is not None:
             progress(num_done, len(wanted), cell.key)
