@@ -3,7 +3,7 @@ request's KV at a position. All use of the manager's internals is here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -93,12 +93,11 @@ class KVBlocks:
             return 0
         return int(min(group.num_cached_block.get(request_id, 0) * group.block_size for group in self._groups))
 
-    def has_slot(self, request: Request, position: int) -> bool:
-        """Whether the request holds a block for this position. May be False where it does."""
-        if self._plain is None:
-            return False
-        blocks = self._plain.req_to_blocks.get(request.request_id)
-        return blocks is not None and position < len(blocks) * self._plain.block_size
+    @property
+    def plain_tables(self) -> tuple[Mapping[str, Sequence[KVCacheBlock]], int]:
+        """Each request's blocks by its id, and the tokens of a block, where all layers attend to everything: a request
+        has room for a position that is below both together. None elsewhere."""
+        return ({}, 0) if self._plain is None else (self._plain.req_to_blocks, self._plain.block_size)
 
     def num_needed(self, request: Request, num_computed: int, num_new: int, hit: CacheHit, lookahead: int = 0) -> int:
         """Blocks that `allocate_slots` will take for `num_new` tokens behind `num_computed`, less those that it

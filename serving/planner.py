@@ -36,6 +36,7 @@ class Candidate:
         completion_s: when its prompt is expected to be complete, on the monotonic clock.
         admission: its number in the order of admission.
         rank: its place among those that hold KV, set by the planner when it looks for victims.
+        takes_one: whether it runs and wants one token, as one that decodes does.
     """
 
     request: Request
@@ -52,6 +53,10 @@ class Candidate:
     completion_s: float = 0.0
     admission: int = 0
     rank: int = 0
+    takes_one: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.takes_one = self.is_running and self.is_ready and self.num_wanted == 1
 
 
 @dataclass(slots=True)
@@ -83,6 +88,7 @@ class Plan:
 
     Attributes:
         num_tokens: tokens by request id, in the order of rank.
+        admitted: those of them that do not run yet.
         victims: whose KV goes, in the order of eviction.
         is_forced: whether nobody could have been served by the rules, so that one takes what it needs from whoever
             has it.
@@ -92,6 +98,7 @@ class Plan:
     """
 
     num_tokens: dict[str, int] = field(default_factory=dict)
+    admitted: list[Request] = field(default_factory=list)
     victims: list[Request] = field(default_factory=list)
     nothing_to_compute: list[Request] = field(default_factory=list)
     trimmed: set[str] = field(default_factory=set)
@@ -151,17 +158,17 @@ class _Walk:
         self._evicted: set[str] = set()
 
     def run(self, candidates: Iterable[Candidate]) -> Plan:
-        has_slot, served = self.kv.has_slot, self.plan.num_tokens
+        served, evicted = self.plan.num_tokens, self._evicted
+        tables, block_size = self.kv.plain_tables
         lookahead = self.limits.lookahead_tokens
         stuck: list[Candidate] = []
         for candidate in candidates:
-            if (
-                candidate.is_running and candidate.num_wanted == 1 and candidate.is_ready
-            ):  # decodes: most of what there is, and nearly free
+            if candidate.takes_one:  # decodes: most of what there is, and nearly free
                 request = candidate.request
-                if has_slot(request, request.num_computed_tokens + lookahead):
-                    if request.request_id not in self._evicted:
-                        served[request.request_id] = 1
+                request_id = request.request_id
+                if request.num_computed_tokens + lookahead < len(tables.get(request_id, ())) * block_size:
+                    if request_id not in evicted:
+                        served[request_id] = 1
                         self.num_tokens -= 1
                         if self.num_tokens <= 0:
                             break
@@ -232,6 +239,8 @@ class _Walk:
         self.num_running += not candidate.is_running
         self._admits |= not candidate.is_running
         self.plan.num_tokens[candidate.request.request_id] = num_new
+        if not candidate.is_running:
+            self.plan.admitted.append(candidate.request)
         if num_new < num_wanted:
             self.plan.trimmed.add(candidate.request.request_id)
 

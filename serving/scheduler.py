@@ -63,10 +63,13 @@ class Stream2LLMScheduler(AdmittingScheduler):
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         # vLLM asks for every request in every step.
-        if self._plan is not None:
-            num_new_tokens = self._plan.limit(request.request_id, num_new_tokens)
-            if not num_new_tokens:
+        if (plan := self._plan) is not None:
+            request_id = request.request_id
+            if request_id not in plan.num_tokens:
                 return 0
+            if num_new_tokens == 1 and num_computed_tokens >= request.num_prompt_tokens:
+                return 1  # an output token: the prompt is complete
+            num_new_tokens = plan.limit(request_id, num_new_tokens)
         if not self.num_open and not self.num_prefill_lookahead:
             return num_new_tokens
         return super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
@@ -78,7 +81,7 @@ class Stream2LLMScheduler(AdmittingScheduler):
     # ---- a step -------------------------------------------------------------------------------------------------
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        if self.num_open:
+        if self.num_open > len(self.parked):
             self._park_idle_streams()
         if not self._needs_plan() or self._plan_failed or self._pause_state == PauseState.PAUSED_ALL:
             self._plan_failed = False
@@ -141,7 +144,22 @@ class Stream2LLMScheduler(AdmittingScheduler):
                 self.shares, lambda request_id: plan.num_tokens.get(request_id, 0), self._is_open
             )
         look_ahead = self._look_ahead()
+        decoding, running = self._decoding, RequestStatus.RUNNING
+        longest = self.max_model_len - self.num_sampled_tokens_per_step
         for key, request in entries:
+            # Most of what runs decodes, step after step: what was a candidate for one more output token is that again.
+            candidate = decoding.get(request.request_id)
+            if (
+                candidate is not None
+                and candidate.key is key
+                and request.status is running
+                and (num_tokens := request.num_tokens) == request.num_computed_tokens + 1
+                and num_tokens <= longest
+                and not request.num_output_placeholders
+                and not request.spec_token_ids
+            ):
+                yield candidate
+                continue
             if not is_admitted(request):
                 if only_holders:
                     continue
@@ -152,27 +170,10 @@ class Stream2LLMScheduler(AdmittingScheduler):
                         if request.request_id in plan.num_tokens:
                             look_ahead.admitted(memory)
                     continue
-            elif (candidate := self._decoding.get(request.request_id)) is not None and self._decodes(
-                key, request, candidate
-            ):
-                yield candidate
-                continue
             candidate = self._candidate(key, request)
-            if candidate.is_running and candidate.num_wanted == 1 and request.num_output_tokens:
-                self._decoding[request.request_id] = candidate
+            if candidate.takes_one and request.num_output_tokens:
+                decoding[request.request_id] = candidate
             yield candidate
-
-    def _decodes(self, key: SortKey, request: Request, candidate: Candidate) -> bool:
-        """Whether what was a candidate for one more output token in an earlier step is that again."""
-        num_computed = request.num_computed_tokens
-        return (
-            candidate.key is key
-            and request.status is RequestStatus.RUNNING
-            and num_computed + 1 == request.num_tokens
-            and not request.num_output_placeholders
-            and not request.spec_token_ids
-            and num_computed + 1 + self.num_sampled_tokens_per_step <= self.max_model_len
-        )
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         self._decoding.pop(request.request_id, None)
@@ -274,8 +275,7 @@ class Stream2LLMScheduler(AdmittingScheduler):
     def _long_prefill_threshold(self) -> int:
         """The longest prefill chunk that vLLM will give one request in this step, 0 for no limit."""
         threshold = self.scheduler_config.long_prefill_token_threshold
-        num_eligible = sum(self.get_request_counts())
-        if threshold <= 0 or num_eligible <= 1:
+        if threshold <= 0 or (num_eligible := sum(self.get_request_counts())) <= 1:
             return 0
         if self.adaptive_long_prefill_threshold:
             threshold = max(threshold, self.scheduler_config.max_num_batched_tokens // num_eligible)
@@ -332,10 +332,8 @@ class Stream2LLMScheduler(AdmittingScheduler):
         `_reserve_prefill_lookahead` gives those outside the plan no tokens."""
         waiting: list[Request] = []
         holding: list[Request] = []
-        for request_id in plan.num_tokens:
-            request = self.requests[request_id]
-            if request.status is not RequestStatus.RUNNING:
-                (holding if self._holds_kv_blocks(request) else waiting).append(request)
+        for request in plan.admitted:
+            (holding if self._holds_kv_blocks(request) else waiting).append(request)
         hidden = _Hidden(self.waiting, self.kv_holding_waiting, waiting, holding)
         self._num_hidden = len(self.waiting) + len(self.kv_holding_waiting) - len(waiting) - len(holding)
         self.waiting, self.kv_holding_waiting = self._queue_of(waiting), self._queue_of(holding)

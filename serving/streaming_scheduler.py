@@ -293,7 +293,11 @@ class StreamingPromptScheduler(TracedScheduler):
         self.deferred_waiting.discard(request)
 
     def _park_idle_streams(self) -> None:
-        idle = [request for request in self.running if self._is_open(request) and self._num_wanted(request) <= 0]
+        running: Iterable[Request] = self.running
+        if len(self.prompts) < len(self.running):
+            requests = (self.requests[request_id] for request_id, prompt in self.prompts.items() if prompt.is_open)
+            running = (request for request in requests if request.status is RequestStatus.RUNNING)
+        idle = [request for request in running if self._is_open(request) and self._num_wanted(request) <= 0]
         if idle:
             leaving = set(idle)
             self.running = [request for request in self.running if request not in leaving]

@@ -122,9 +122,7 @@ class TracedScheduler(Scheduler):
     def _update_request_with_output(
         self, request: Request, new_token_ids: list[int], is_stale: bool = False
     ) -> tuple[list[int], bool]:
-        prompt = self.prompts.get(request.request_id)
-        if prompt is not None:
+        if not request._output_token_ids and (prompt := self.prompts.get(request.request_id)) is not None:
             assert not prompt.is_open, f"{request.request_id}: sampled while its prompt is open"
-            if request.num_output_tokens == 0:
-                self.trail.mark(request.request_id, EventType.FIRST_TOKEN)
+            self.trail.mark(request.request_id, EventType.FIRST_TOKEN)
         return super()._update_request_with_output(request, new_token_ids, is_stale)

@@ -32,9 +32,10 @@ class Blocks:
     def cache_hit(self, request: Any) -> CacheHit:
         return CacheHit((), self.hits.get(request.request_id, 0))
 
-    def has_slot(self, request: Any, position: int) -> bool:
-        has = self.held.get(request.request_id, 0) + self.shared.get(request.request_id, 0)
-        return position < has * BLOCK_SIZE
+    @property
+    def plain_tables(self) -> tuple[dict[str, range], int]:
+        names = self.held.keys() | self.shared.keys()
+        return {name: range(self.held.get(name, 0) + self.shared.get(name, 0)) for name in names}, BLOCK_SIZE
 
     def num_needed(self, request: Any, num_computed: int, num_new: int, hit: CacheHit, lookahead: int = 0) -> int:
         has = self.held.get(request.request_id, 0) + self.shared.get(request.request_id, 0)
