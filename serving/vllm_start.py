@@ -102,8 +102,8 @@ def build(
             raise ConfigurationError(f"vLLM cannot serve {model!r}: {error}") from error
         except Exception as error:
             raise EngineStartError(
-                f"the engine's processes did not start: {reason() or error}. Set VLLM_LOGGING_LEVEL=INFO to see their "
-                "logs"
+                f"the engine's processes did not start: {(reason() or str(error)).rstrip('.')}. Set "
+                "VLLM_LOGGING_LEVEL=INFO to see their logs"
             ) from error
         finally:
             _starts.remove(known)

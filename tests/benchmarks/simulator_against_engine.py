@@ -24,7 +24,7 @@ from harness import main
 
 NUM_REQUESTS, NUM_CHUNKS, MEAN_CHUNK_TOKENS, NUM_QUESTION_TOKENS = 50, 5, 160, 20
 LOAD, LIFETIMES_IN_POOL = 0.7, 0.4
-TOKEN_BUDGET, MAX_MODEL_LEN, BLOCK_SIZE = 512, 2_048, 16
+TOKEN_BUDGET, MAX_MODEL_LEN, BLOCK_SIZE = 512, 2_048, 32  # what the CPU's attention can do
 
 
 def calibration(model: Path, folder: Path) -> Path:
