@@ -74,7 +74,12 @@ async def runs(model: Path, file: Path) -> list[dict[str, Any]]:
     latency = step_latency(ModelShape.from_config(model), hardware)
     assert hardware.measured is not None
     traces, num_blocks = load(TOKEN_BUDGET / hardware.measured.recompute_s(TOKEN_BUDGET))
-    limits = {"max_num_batched_tokens": TOKEN_BUDGET, "max_model_len": MAX_MODEL_LEN, "block_size": BLOCK_SIZE}
+    limits = {
+        "max_num_batched_tokens": TOKEN_BUDGET,
+        "max_model_len": MAX_MODEL_LEN,
+        "block_size": BLOCK_SIZE,
+        "max_num_seqs": 64,
+    }
     scheduling = SchedulingOptions(preemption_mode="recompute", cost_model=file)
     engine = Stream2LLMEngine(
         model,
