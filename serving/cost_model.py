@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.files import read_json_object
 from stream2llm_sdk.serving.cost_curve import CostCurve, FitQuality, Sample, fit_curve, fit_recompute, num_pairs
 
 __all__ = [
@@ -157,13 +158,7 @@ class _Document:
     @classmethod
     def read(cls, path: _PathLike) -> _Document:
         name = os.fspath(path)
-        try:
-            values = json.loads(Path(name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"{name}: the cost model cannot be read: {error}") from error
-        if not isinstance(values, dict):
-            raise ConfigurationError(f"{name}: a cost model is a JSON object, got a {type(values).__name__}")
-        return cls(name, values)
+        return cls(name, read_json_object(name, "a cost model"))
 
     def cost_model(self) -> CostModel:
         if self.values.get("version") != VERSION:

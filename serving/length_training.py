@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream2llm_sdk.errors import ConfigurationError, MissingExtraError
+from stream2llm_sdk.files import read_json_object
 from stream2llm_sdk.serving.length_prediction import LengthPrediction, LengthPredictor, RequestFeatures
 from stream2llm_sdk.trail import EventType
 
@@ -124,11 +125,8 @@ class TrainedPredictor(LengthPredictor):
         Raises:
             ConfigurationError: the file holds something else, or is of another version.
         """
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ConfigurationError(f"{path} is not a stored length predictor: {error}") from None
-        if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
+        content = read_json_object(path, "a length predictor")
+        if (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
             raise ConfigurationError(f"{path} is not a length predictor of version {_VERSION}: train and save it again")
         long_from = content.get("long_from")
         if not isinstance(long_from, int):

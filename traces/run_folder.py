@@ -66,13 +66,13 @@ folder whose run was killed has nothing else beside `config.json`, and is read f
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.files import read_json_object
 from stream2llm_sdk.traces.extras import require_pyarrow
 
 if TYPE_CHECKING:
@@ -218,12 +218,12 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         """What was replayed, and how."""
-        return _read_json(self.config_file)
+        return read_json_object(self.config_file, "a run's configuration")
 
     def summary(self) -> dict[str, Any]:
         """How the run went; `state` is 'interrupted' for one that was killed."""
         if self.summary_file.is_file():
-            return _read_json(self.summary_file)
+            return read_json_object(self.summary_file, "a run's summary")
         return {
             "state": "interrupted",
             "warnings": ["the run was killed: continue it, or take these figures as those of a part"],
@@ -259,13 +259,3 @@ class RunFolder:
         from stream2llm_sdk.traces.run_tables import tables_of
 
         return tables_of(list(read_journal(self.journal_file)), self.config())[name]
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{file} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigurationError(f"{file} holds {type(found).__name__}, not an object")
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.files import read_json_object
 
 __all__ = ["LLAMA_3_1_8B", "ModelShape"]
 
@@ -118,13 +118,7 @@ class ModelShape:
 
 def _read(path: Path) -> tuple[str, dict[str, Any]]:
     file = path / "config.json" if path.is_dir() else path
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{file}: the model's configuration cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigurationError(f"{file}: a model's configuration is a JSON object, got a {type(values).__name__}")
-    return str(path), values
+    return str(path), read_json_object(file, "a model's configuration")
 
 
 LLAMA_3_1_8B = ModelShape(

@@ -229,6 +229,8 @@ def test_a_file_that_is_no_predictor_is_refused(tmp_path: Path, content: str) ->
     (tmp_path / "lengths.json").write_text(content)
     with pytest.raises(ConfigurationError):
         TrainedPredictor.load(tmp_path / "lengths.json")
+    with pytest.raises(ConfigurationError, match=r"absent\.json: a length predictor cannot be read"):
+        TrainedPredictor.load(tmp_path / "absent.json")
 
 
 def test_coefficients_that_are_not_finite_are_refused() -> None:
