@@ -21,7 +21,9 @@ class AdmittingScheduler(PreemptingScheduler):
 
     def _look_ahead(self) -> LookAhead | None:
         """For one plan; None where it would find nothing."""
-        return LookAhead(self._memory_of_admitted, self._capacity) if self._must_look_ahead() else None
+        if not self._must_look_ahead():
+            return None
+        return LookAhead(self._memory_of_admitted, self._capacity, num_kept=self._num_tokens_of_idle_sessions())
 
     def _must_look_ahead(self) -> bool:
         """Whether the policy looks ahead, and there are so many requests that it could find anything."""
@@ -38,8 +40,17 @@ class AdmittingScheduler(PreemptingScheduler):
     def _memory_of_admitted(self) -> Iterator[Memory]:
         """Of those that a look-ahead counts. Idle streams are the first to give theirs up."""
         for _, request in self.order:
-            if is_admitted(request) and self._is_looked_at(request):
+            if is_admitted(request) and self._is_looked_at(request) and not self._is_idle_session(request):
                 yield self._memory(request)
+
+    def _num_tokens_of_idle_sessions(self) -> float:
+        """Tokens of KV that nobody gets until vLLM's own streaming sessions have input again."""
+        if not self._num_foreign_sessions:
+            return 0.0
+        held = sum(
+            self.kv.num_held(request.request_id) for request in self.requests.values() if self._is_idle_session(request)
+        )
+        return held * self.block_size / len(self.kv_cache_config.kv_cache_groups)
 
     @property
     def _looks_ahead(self) -> str:
@@ -52,7 +63,7 @@ class AdmittingScheduler(PreemptingScheduler):
 
     def _memory(self, request: Request) -> Memory:
         """Tokens of its final prompt and of its output so far, with the rest of a last block that it may leave unused,
-        and the output still to come."""
+        and the steps still to come: those of its prefill, and one for each token of output."""
         prompt = self.prompts.get(request.request_id)
         num_tokens = request.num_prompt_tokens
         if prompt is not None and prompt.is_open:
@@ -60,8 +71,12 @@ class AdmittingScheduler(PreemptingScheduler):
         num_output: float = self.outlook.output(request).num_tokens
         if num_output >= request.max_tokens:  # nothing is known but the limit, which may be far off
             num_output = min(num_output, max(_UNKNOWN_OUTPUT, request.num_output_tokens))
-        num_tokens += request.num_output_tokens + self.block_size - 1
-        return num_tokens, max(1.0, num_output - request.num_output_tokens)
+        num_tokens += request.num_output_tokens
+        # Without its prefill, one that is far from its end would look as near to it as one that answers already, and
+        # whoever waits for its memory would be passed by for ever.
+        prefill_steps = max(0, num_tokens - 1 - request.num_computed_tokens) / self.max_num_scheduled_tokens
+        to_come = prefill_steps + max(1.0, num_output - request.num_output_tokens)
+        return num_tokens + self.block_size - 1, to_come
 
     @property
     def _capacity(self) -> float:

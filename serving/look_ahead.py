@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 
 __all__ = ["LookAhead", "fits_to_the_end"]
 
 Memory = tuple[float, float]
-"""Tokens that a request will hold before its next output token, and output tokens still to come."""
+"""Tokens that a request will hold before its next output token, and steps still to come."""
 
 
 def fits_to_the_end(requests: Iterable[Memory], capacity: float) -> bool:
-    """Whether requests of `(tokens now, output tokens still to come)` never need more than `capacity` tokens of KV.
+    """Whether requests of `(tokens now, steps still to come)` never need more than `capacity` tokens of KV.
 
-    All of them grow by one token a step, and each gives its memory back at its end, so the need peaks at the ends: at
-    the end of one with r tokens to come, those with r or more are there, each grown by r (arXiv 2606.22327).
+    All of them grow by at most one token a step, and each gives its memory back at its end, so the need peaks at the
+    ends: at the end of one with r steps to come, those with r or more are there, each grown by r (arXiv 2606.22327).
     """
     num_tokens = 0.0
     for count, (tokens_now, to_come) in enumerate(sorted(requests, key=_longest_first), 1):
@@ -34,19 +35,22 @@ class LookAhead:
     Args:
         admitted: gives the memory of those that were admitted in earlier steps; called when it is first needed.
         capacity: tokens of KV that there are.
+        num_kept: those of them that nobody gets for as long as can be foreseen.
     """
 
-    def __init__(self, admitted: Callable[[], Iterable[Memory]], capacity: float) -> None:
+    def __init__(self, admitted: Callable[[], Iterable[Memory]], capacity: float, *, num_kept: float = 0.0) -> None:
         self._earlier = admitted
-        self._capacity = capacity
+        self._capacity = capacity - num_kept
+        self._num_kept = num_kept
         self._admitted: list[Memory] | None = None
         self._begin: float | None = None
 
     def lets_in(self, memory: Memory) -> bool:
-        """Whether one more may come in. With nobody admitted the first always may: to keep it out protects nobody."""
+        """Whether one more may come in. With nobody admitted the first always may if its prompt fits: to keep it out
+        protects nobody."""
         if self._admitted is None:
             self._admitted = sorted(self._earlier(), key=_longest_first)
-        if not self._admitted:
+        if not self._admitted and not self._is_kept_out(memory):
             return True
         if self._begin is not None and memory[1] > self._begin:
             return False
@@ -67,10 +71,16 @@ class LookAhead:
 
     def _when_it_fits(self, memory: Memory) -> float:
         """The steps until so many have ended that it fits beside the others."""
-        assert self._admitted
+        assert self._admitted is not None
+        if self._is_kept_out(memory) or not self._admitted:
+            return math.inf
         ends = sorted({to_come for _, to_come in self._admitted})
         index = bisect_left(ends, True, key=lambda end: self._fits(memory, self._left_after(end)))
         return ends[min(index, len(ends) - 1)]
+
+    def _is_kept_out(self, memory: Memory) -> bool:
+        """Whether there is no memory for its tokens, whoever ends."""
+        return bool(self._num_kept) and memory[0] > self._capacity
 
     def _left_after(self, num_steps: float) -> list[Memory]:
         assert self._admitted is not None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -131,6 +133,18 @@ class PreemptingScheduler(OrderedScheduler):
 
     def _swap_out(self, request: Request) -> bool:
         return self._may_swap and self.swap is not None and self.swap.swap_out(request)
+
+    @contextmanager
+    def _kept_on_host(self, request_ids: Collection[str]) -> Iterator[None]:
+        """Victims meanwhile take no host memory from the copies of these requests: a plan counts on them."""
+        if self.swap is None:
+            yield
+            return
+        self.swap.pool.kept = request_ids
+        try:
+            yield
+        finally:
+            self.swap.pool.kept = ()
 
     def _victim_facts(self, request: Request) -> VictimFacts:
         request_id, num_tokens = request.request_id, min(request.num_computed_tokens, request.num_tokens)

@@ -122,8 +122,9 @@ class Stream2LLMScheduler(AdmittingScheduler):
             self._remove_from_queues(request)
             self._park(request)
         self._num_blocks_short = plan.num_blocks_short
-        for victim in plan.victims:
-            self._preempt_victim(victim)
+        with self._kept_on_host(plan.num_tokens):
+            for victim in plan.victims:
+                self._preempt_victim(victim)
         hidden = self._show_only(plan)
         try:
             with self._slots_of_parked(plan.num_tokens):
@@ -131,7 +132,10 @@ class Stream2LLMScheduler(AdmittingScheduler):
         finally:
             self._show_again(hidden)
         # A plan that did not come true (something it cannot see stood in the way) must not be made again for ever.
-        self._plan_failed = bool(plan.num_tokens) and not output.num_scheduled_tokens
+        # Where only vLLM's sessions hold what others need, vLLM may take it from them.
+        self._plan_failed = not output.num_scheduled_tokens and (
+            bool(plan.num_tokens) or any(map(self._is_session, self.running))
+        )
         return output
 
     def _candidates(self, plan: Plan) -> Iterator[Candidate]:
@@ -231,6 +235,8 @@ class Stream2LLMScheduler(AdmittingScheduler):
             return False
         if request.status in _BLOCKED and request.request_id not in self.parked:
             return False
+        if self._is_session(request):
+            return False  # vLLM loses one that is preempted with the last token of its turn in flight
         return bool(self._request_blocks_can_be_freed(request))
 
     def _limits_of_step(self) -> Limits:
@@ -280,11 +286,6 @@ class Stream2LLMScheduler(AdmittingScheduler):
         if self.adaptive_long_prefill_threshold:
             threshold = max(threshold, self.scheduler_config.max_num_batched_tokens // num_eligible)
         return int(threshold)
-
-    @property
-    def _num_foreign_sessions(self) -> int:
-        """vLLM's own streaming-input sessions that wait for input."""
-        return int(self.num_waiting_for_streaming_input) - len(self.parked)
 
     # ---- phase 2 ------------------------------------------------------------------------------------------------
 
@@ -374,8 +375,11 @@ class Stream2LLMScheduler(AdmittingScheduler):
             self.num_waiting_for_streaming_input += counted - during
 
     def _resident_elsewhere(self) -> set[str]:
-        """Requests that the worker keeps state of, though they do not run."""
-        return self._resident.difference(request.request_id for request in self.running)
+        """Requests that the worker keeps state of, though they do not run, less vLLM's idle sessions."""
+        elsewhere = self._resident.difference(request.request_id for request in self.running)
+        if self._num_foreign_sessions:
+            elsewhere -= {request.request_id for request in self.requests.values() if self._is_idle_session(request)}
+        return elsewhere
 
 
 class _Hidden(NamedTuple):

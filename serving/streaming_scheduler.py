@@ -310,6 +310,19 @@ class StreamingPromptScheduler(TracedScheduler):
         prompt = self.prompts.get(request.request_id)
         return prompt is not None and prompt.is_open
 
+    def _is_session(self, request: Request) -> bool:
+        """Whether it is one of vLLM's own streaming-input sessions."""
+        return bool(request.resumable) and request.request_id not in self.prompts
+
+    def _is_idle_session(self, request: Request) -> bool:
+        """Whether it is one that waits for input."""
+        return request.status is RequestStatus.WAITING_FOR_STREAMING_REQ and request.request_id not in self.prompts
+
+    @property
+    def _num_foreign_sessions(self) -> int:
+        """vLLM's own streaming-input sessions that wait for input."""
+        return int(self.num_waiting_for_streaming_input) - len(self.parked)
+
     def _num_wanted(self, request: Request) -> int:
         """Tokens that the request could compute now; the last one of an open prompt is held back."""
         placeholders = request.num_output_placeholders

@@ -8,7 +8,7 @@ writes gets no other owner before `end_step`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from stream2llm_sdk.errors import ConfigurationError
@@ -41,12 +41,16 @@ class HostPool:
 
     A copy stays when its request is back on the device. Such a clean copy saves the copying when the same request is
     preempted again; it is given up, oldest first, when the blocks are needed.
+
+    Attributes:
+        kept: requests whose clean copies are not given up for now.
     """
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
             raise ConfigurationError(f"a host pool needs at least one block, got num_blocks={num_blocks}")
         self.num_blocks = num_blocks
+        self.kept: Collection[str] = ()
         self._free = deque(range(num_blocks))
         self._copies: dict[str, _Copy] = {}
         # Requests that have their KV on the device as well, in the order in which they got it back.
@@ -218,6 +222,8 @@ class HostPool:
         return True
 
     def _num_evictable(self, request_id: str) -> int:
+        if request_id in self.kept:
+            return 0
         return sum(block not in self._busy for block in self._copies[request_id].host_blocks)
 
     def _release(self, blocks: dict[int, int], indices: Sequence[int] | set[int]) -> None:

@@ -51,6 +51,22 @@ def test_a_second_preemption_copies_only_what_is_new() -> None:
     assert pool.num_valid("a") == 13
 
 
+def test_a_copy_that_is_kept_makes_no_room() -> None:
+    pool = HostPool(6)
+    for request_id in "ab":
+        out(pool, request_id, 3, 12)
+    pool.end_step()
+    for request_id in "ab":
+        pool.plan_in(request_id, 0, 12, [[1, 2, 3]])
+    pool.end_step()
+    pool.kept = {"a"}
+    assert pool.num_available == 3
+    assert out(pool, "c", 4, 16) is None
+    assert out(pool, "d", 3, 12) is not None
+    assert (pool.num_valid("a"), pool.num_valid("b")) == (12, 0)
+    pool.check()
+
+
 def test_clean_copies_make_room_oldest_first() -> None:
     pool = HostPool(6)
     for request_id in "ab":

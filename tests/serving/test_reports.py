@@ -225,6 +225,63 @@ def test_streams_that_wait_with_half_their_blocks_do_not_block_each_other(core: 
         assert set(requests.driver.finish_reasons) == {"stream-0", "stream-1"}
 
 
+OURS = {"scheduler_cls": SETTINGS["scheduler_cls"]}
+
+
+def policy_options(policy: str) -> dict[str, Any]:
+    return {"additional_config": {"stream2llm": {"policy": policy}}}
+
+
+@pytest.mark.parametrize("policy", ["FCFS", "SRPF"])
+def test_an_idle_session_takes_one_place_of_the_runner(stock: Stock, text: Any, policy: str) -> None:
+    """It is vLLM that counts it among those that wait for input, and the worker that keeps its state: one place."""
+    with stock(**OURS, **policy_options(policy), runner="v2", max_num_seqs=2) as driver:
+        send_session(driver, "session", text(20))
+        driver.step(4)
+        driver.add("stream", text(9), extra_args={"stream2llm": {"is_streaming_prompt": True}})
+        driver.add("plain", text(20), max_tokens=4)
+        driver.step(10)
+        assert "plain" in driver.finish_reasons
+
+
+@pytest.mark.parametrize("policy", ["FCFS", "LCAS", "SVF"])
+def test_what_fits_beside_an_idle_session_is_served_before_what_does_not(stock: Stock, text: Any, policy: str) -> None:
+    """Nobody can tell when a session will give its memory back; what waits for it must not hold up all the others."""
+    with stock(**OURS, **policy_options(policy), num_gpu_blocks=ONE_REQUEST) as driver:
+        send_session(driver, "session", text(20))
+        driver.step(4)
+        driver.add("stream", text(5), extra_args={"stream2llm": {"is_streaming_prompt": True}})
+        driver.add("large", text(80), max_tokens=2)
+        for index in range(3):
+            driver.add(f"small-{index}", text(22), max_tokens=40)
+        driver.step(200)
+        assert driver.finish_reasons.keys() - {"session"} == {"small-0", "small-1", "small-2"}
+        driver.abort("session")
+        driver.step(20)
+        assert "large" in driver.finish_reasons
+
+
+@pytest.mark.parametrize("policy", ["FCFS", "SRPF"])
+def test_a_session_that_runs_is_nobodys_victim(stock: Stock, text: Any, policy: str) -> None:
+    """vLLM lost a session that was preempted while the last token of its turn was in flight."""
+    with stock(**OURS, **policy_options(policy), num_gpu_blocks=ONE_REQUEST, async_scheduling=True) as driver:
+        preempted: list[str] = []
+        preempt = driver.scheduler._preempt_request
+        driver.scheduler._preempt_request = lambda request, *args, **options: (
+            preempted.append(request.request_id),
+            preempt(request, *args, **options),
+        )
+        driver.add("plain", text(30), max_tokens=40)
+        driver.add("stream", text(9), extra_args={"stream2llm": {"is_streaming_prompt": True}})
+        for _ in range(4):
+            send_session(driver, "session", text(10))
+        driver.step(150)
+        assert "session" not in preempted
+        driver.abort("session")
+        driver.step(50)
+        assert "plain" in driver.finish_reasons
+
+
 def test_a_session_counts_with_all_that_it_may_come_to(core: Core, text: Any) -> None:
     """Its prompt grows by turns that the look-ahead's shortcut does not see."""
     with core() as requests:
@@ -528,8 +585,9 @@ EASY = StepLatency(
 )
 
 
-def prompt_at(arrival_s: float, num_tokens: int, first_id: int) -> SimulatedRequest:
-    return SimulatedRequest(arrival_s=arrival_s, chunks=(SimulatedChunk(0.0, "append", ((first_id, num_tokens),)),))
+def prompt_at(arrival_s: float, num_tokens: int, first_id: int, max_tokens: int = 1) -> SimulatedRequest:
+    chunks = (SimulatedChunk(0.0, "append", ((first_id, num_tokens),)),)
+    return SimulatedRequest(arrival_s=arrival_s, chunks=chunks, max_tokens=max_tokens)
 
 
 def first_token_of_the_long_one(policy: str, num_gpu_blocks: int) -> float:
@@ -558,3 +616,20 @@ def test_a_long_prompt_is_served_in_its_time_though_short_ones_keep_coming(
     assert first_token_of_the_long_one("SRPF", num_gpu_blocks) <= bound_s < 9.0
     monkeypatch.setitem(POLICIES, "SRPF", lambda: SRPF(ageing=0.0))
     assert first_token_of_the_long_one("SRPF", num_gpu_blocks) > 30.0, "the load is one that starves it without ageing"
+
+
+@pytest.mark.parametrize("policy", ["FCFS", "LCAS", "SRPF", "ADAPTIVE"])
+def test_a_long_prompt_that_lacks_memory_is_not_passed_for_ever(policy: str) -> None:
+    """Others in prefill are as far from their ends as their prefill takes: newcomers do not end before them."""
+    backlog = [prompt_at(0.0, 900, 10_000 + 1_000 * index, 5) for index in range(4)]
+    others = [prompt_at(0.95 + 0.85 * index, 900, 50_000 + 1_000 * index, 5) for index in range(100)]
+    result = simulate(
+        [prompt_at(1.0, 3_600, 0, 5), *backlog, *others],
+        policy=policy,
+        latency=EASY,
+        num_gpu_blocks=270,
+        max_num_batched_tokens=256,
+        max_num_seqs=64,
+        max_model_len=4_096,
+    )
+    assert result.requests[0].first_token_s < 15.0, "after the backlog and itself, 7.2 s of work, and a few others"
