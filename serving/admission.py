@@ -291,8 +291,9 @@ class Admission:
         self._num_refused[quota.name] += 1
         wait_s = quota.wait_s(shortage, self._now())
         when = "later" if wait_s is None else f"in about {wait_s:.1f} s"
+        whose = f" for tenant {tenant!r}" if quota.name.endswith("_per_tenant") else ""
         raise EngineBusyError(
-            f"{request_id}: the engine is full for tenant {tenant!r}: {quota.taken} are taken of "
+            f"{request_id}: the engine is full{whose}: {quota.taken} are taken of "
             f"{quota.name}={quota.limit}, and this needs {amount} more. Try again {when}, or raise the limit",
             limit=quota.name,
             tenant=tenant,

@@ -65,6 +65,8 @@ class SchedulerMetrics:
             raise MissingExtraError("prometheus_client", "metrics") from error
         if not isinstance(max_tenants, int) or max_tenants < 0:
             raise ConfigurationError(f"max_tenants={max_tenants!r}: give a whole number, at least 0")
+        if registry is not None and not isinstance(registry, prometheus_client.CollectorRegistry):
+            raise ConfigurationError(f"registry={registry!r:.80}: give a prometheus_client.CollectorRegistry")
         self.registry = registry if registry is not None else prometheus_client.CollectorRegistry()
         self._tenants = _BoundedLabel(max_tenants)
         self._reasons = _BoundedLabel(_MAX_REASONS)

@@ -219,7 +219,7 @@ def make_policy(name: str) -> SchedulingPolicy:
     Raises:
         ConfigurationError: no policy has this name.
     """
-    wanted = name.strip().upper()
+    wanted = name.strip().upper() if isinstance(name, str) else ""
     wanted = _ALIASES.get(wanted, wanted)
     if wanted not in POLICIES:
         raise ConfigurationError(

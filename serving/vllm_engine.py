@@ -95,6 +95,10 @@ class Stream2LLMEngine:
         ):
             if value is not None and not isinstance(value, kind):
                 raise ConfigurationError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
+        if not isinstance(enable_prefix_caching, bool):
+            raise ConfigurationError(f"enable_prefix_caching={enable_prefix_caching!r:.80}: give True or False")
+        if not (progress is None or isinstance(progress, bool) or callable(progress)):
+            raise ConfigurationError(f"progress={progress!r:.80}: give a function, or None for silence")
         self.model = os.fspath(model)
         self.policy = make_policy(policy or os.environ.get("SCHEDULER_TYPE") or "FCFS").name
         self.scheduling = scheduling or SchedulingOptions()

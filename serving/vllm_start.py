@@ -57,11 +57,15 @@ def supported(engine_args: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         UnsupportedFeatureError: one of them asks for what streaming prompts do not work with.
+        ConfigurationError: one of them cannot work.
     """
     for name, (off, why) in _UNSUPPORTED_ENGINE_ARGS.items():
         value = engine_args.get(name)
         if value is not None and (type(value) is not type(off) or value != off):
             raise UnsupportedFeatureError(f"{name}={value!r}: {why}")
+    blocks = engine_args.get("num_gpu_blocks_override")
+    if blocks is not None and (isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 2):
+        raise ConfigurationError(f"num_gpu_blocks_override={blocks!r}: give a number of KV blocks, 2 or more")
     return {name: value for name, value in engine_args.items() if name not in _UNSUPPORTED_ENGINE_ARGS}
 
 
@@ -102,8 +106,8 @@ def build(
             raise ConfigurationError(f"vLLM cannot serve {model!r}: {error}") from error
         except Exception as error:
             raise EngineStartError(
-                f"the engine's processes did not start: {(reason() or str(error)).rstrip('.')}. Set "
-                "VLLM_LOGGING_LEVEL=INFO to see their logs"
+                f"the engine's processes did not start{_given(engine_args)}: {(reason() or str(error)).rstrip('.')}. "
+                "Set VLLM_LOGGING_LEVEL=INFO to see their logs"
             ) from error
         finally:
             _starts.remove(known)
@@ -111,6 +115,12 @@ def build(
         end(llm)
         return None
     return llm
+
+
+def _given(engine_args: Mapping[str, Any]) -> str:
+    """What was asked for instead of what vLLM would have found out."""
+    blocks = engine_args.get("num_gpu_blocks_override")
+    return "" if blocks is None else f" with num_gpu_blocks_override={blocks}"
 
 
 async def end_start(building: asyncio.Future[Any]) -> None:

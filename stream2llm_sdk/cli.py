@@ -27,7 +27,7 @@ app = typer.Typer(
     help="Retrieval that streams into the model while it is still running.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
 )
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError
 
-__all__ = ["read_json_object", "require_writable"]
+__all__ = ["FolderLock", "read_json_object", "require_own_folder", "require_writable"]
 
 
 def require_writable(file: Path, name: str) -> None:
@@ -52,3 +54,47 @@ def read_json_object(file: str | os.PathLike[str], what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigurationError(f"{name}: {what} is a JSON object, got a {type(found).__name__}")
     return found
+
+
+class FolderLock:
+    """Keeps other processes from writing into a folder meanwhile; a process that ends gives it up.
+
+    Raises:
+        ConfigurationError: another one is writing there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._descriptor)
+            raise ConfigurationError(
+                f"{folder} is in use: another run writes into it. Wait for its end, or name another folder"
+            ) from error
+
+    def release(self) -> None:
+        """Lets others write there. A second call does nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def require_own_folder(folder: Path, own_files: Iterable[str], what: str) -> None:
+    """Says before the work that a folder belongs to something else.
+
+    Args:
+        folder: where files are to be written; it need not exist.
+        own_files: the names of files of which one is there where the folder holds an earlier one.
+        what: what is to be written, for the error: "a report".
+
+    Raises:
+        ConfigurationError: it is a file, or holds files but none of `own_files`.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigurationError(f"{folder} is a file: name a folder")
+    if not folder.exists() or any((folder / name).exists() for name in own_files):
+        return
+    strangers = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if strangers:
+        raise ConfigurationError(f"{folder} holds {strangers[0]!r} and not {what}: name an empty or new folder")

@@ -93,9 +93,13 @@ class StreamingRAG:
         unknown = sorted(set(prompt_options) - set(_ASSEMBLER_OPTIONS))
         if unknown:
             raise ConfigurationError(
-                f"unknown argument {', '.join(unknown)}: prompt options are {', '.join(_ASSEMBLER_OPTIONS)}; "
-                "vLLM's own options go into engine_options"
+                f"unknown argument {', '.join(unknown)}: prompt options are {', '.join(_ASSEMBLER_OPTIONS)}; those of "
+                "the engine (scheduling, limits, metrics, and vLLM's own) go into engine_options"
             )
+        if engine_options is not None and not isinstance(engine_options, Mapping):
+            raise ConfigurationError(f"engine_options={engine_options!r:.80}: give a mapping of arguments by name")
+        if policy is not None and "policy" in (engine_options or {}):
+            raise ConfigurationError("policy is given twice, beside engine_options and in it: leave one out")
         if engine is not None and (policy is not None or engine_options):
             raise ConfigurationError(
                 "policy and engine_options are for an engine that is started here; engine= is given"

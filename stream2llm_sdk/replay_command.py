@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from stream2llm_sdk.console import shown_errors
+from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.trace_options import (
     SOURCE_HELP,
     ArrivalsOption,
@@ -54,7 +57,7 @@ class _Serving:
 
 def replay(
     traces: Annotated[Path, typer.Argument(help=SOURCE_HELP)],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="The run's folder. One of a stopped run is continued.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="The run's folder. A stopped run in it goes on.")],
     model: Annotated[
         str | None,
         typer.Option(help="Model folder or hub name. With --simulate its configuration; left out, Llama 3.1 8B."),
@@ -64,10 +67,12 @@ def replay(
         str, typer.Option(help="What to simulate: h200, h100, a100, a40, or a file of `stream2llm calibrate`.")
     ] = "h200",
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
-    num_blocks: Annotated[int | None, typer.Option(min=2, help="KV blocks. Left out, what the memory holds.")] = None,
+    num_blocks: Annotated[
+        int | None, typer.Option(min=2, help="KV blocks. Left out, what the memory holds; a calibration does not say.")
+    ] = None,
     host_kv_gib: Annotated[float | None, typer.Option(help="Host memory for KV that is swapped out, in GiB.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Longest prompt and answer, in tokens.")] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Token budget of a step.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(min=2, help="Longest prompt and answer, in tokens.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Token budget of a step.")] = None,
     policy: Annotated[
         str | None, typer.Option(help="Scheduling policy. Left out, the environment's SCHEDULER_TYPE, else FCFS.")
     ] = None,
@@ -94,7 +99,8 @@ def replay(
     """Replay traces on a model, or in virtual time, and keep everything that happened.
 
     Each question comes at its time, and its context as it was recorded. Ctrl-C stops the run; the same command
-    continues it. The folder holds requests, events and samples as Parquet, and the published `run_metrics.csv`.
+    continues it, and begins a simulation anew. The folder holds requests, events and samples as Parquet, and the
+    published `run_metrics.csv`.
     """
     from stream2llm_sdk.traces.replay import ReplayOptions
 
@@ -110,6 +116,8 @@ def replay(
         max_num_batched_tokens,
     )
     with shown_errors():
+        if host_kv_gib is not None and not 0 < host_kv_gib < math.inf:
+            raise ConfigurationError(f"--host-kv-gib {host_kv_gib}: give more than 0, or leave it out")
         options = ReplayOptions(
             streaming=streaming,
             delay_multiplier=delay_multiplier,
@@ -136,7 +144,6 @@ def replay(
 
 
 def _arrivals(rate: float | None, variation: float, file: Path | None, numbers: Numbers) -> Arrivals | None:
-    from stream2llm_sdk.errors import ConfigurationError
     from stream2llm_sdk.traces.arrivals import Arrivals, read_arrivals
 
     if rate is not None and file is not None:
@@ -152,7 +159,6 @@ def _arrivals(rate: float | None, variation: float, file: Path | None, numbers: 
 async def _served(
     console: Console, traces: list[Trace], options: ReplayOptions, serving: _Serving, out: Path
 ) -> ReplayRun:
-    from stream2llm_sdk.errors import ConfigurationError
     from stream2llm_sdk.prompt import PromptAssembler
     from stream2llm_sdk.serving import SchedulingOptions, Stream2LLMEngine, StreamLimits
     from stream2llm_sdk.tokenizer import load_tokenizer
@@ -202,7 +208,7 @@ async def _simulated(
     quieten()
     needs_tokenizer = serving.model is not None and not all(map(keeps_sizes_only, traces))
     simulation = Simulation(
-        serving.policy or "FCFS",
+        serving.policy or os.environ.get("SCHEDULER_TYPE") or "FCFS",
         _simulation_arguments(serving),
         load_tokenizer(serving.model) if needs_tokenizer and serving.model else None,
     )
@@ -211,20 +217,27 @@ async def _simulated(
 
 def _simulation_arguments(serving: _Serving) -> dict[str, Any]:
     """Arguments of `simulate` for a model on some hardware."""
-    from stream2llm_sdk.errors import ConfigurationError
     from stream2llm_sdk.serving.simulator import hardware as known
     from stream2llm_sdk.serving.simulator.latency import copy_latency, step_latency
 
-    model = known.LLAMA_3_1_8B if serving.model is None else known.ModelShape.from_config(serving.model)
     if serving.hardware.lower() in known.PROFILES:
         hardware = known.PROFILES[serving.hardware.lower()]
     elif Path(serving.hardware).is_file():
         hardware = known.this_machine(serving.hardware)
+        measured = hardware.measured
+        assert measured is not None
+        if serving.model is None:
+            raise ConfigurationError(f"--model is missing: {serving.hardware} was measured with {measured.model}")
+        if serving.num_blocks is None:
+            raise ConfigurationError(
+                "--num-blocks is missing: a calibration does not say how much memory there is for KV"
+            )
     else:
         raise ConfigurationError(
             f"--hardware {serving.hardware!r} is no file: choose {', '.join(known.PROFILES)}, or a file that "
             "`stream2llm calibrate` wrote"
         )
+    model = known.LLAMA_3_1_8B if serving.model is None else known.ModelShape.from_config(serving.model)
     size = serving.tensor_parallel_size
     num_blocks = serving.num_blocks or known.num_kv_blocks(model, hardware, size)
     arguments: dict[str, Any] = {

@@ -11,13 +11,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from stream2llm_sdk.console import shown_errors
 from stream2llm_sdk.errors import ConfigurationError
-from stream2llm_sdk.files import require_writable
+from stream2llm_sdk.files import FolderLock, require_own_folder, require_writable
 
 __all__ = ["reproduce"]
+
+_JOURNAL = "cells.jsonl"
+_STOPPED = 130  # what shells expect of a command that Ctrl-C ended
 
 
 def reproduce(
@@ -46,9 +50,12 @@ def reproduce(
     with shown_errors():
         if json_file is not None:
             require_writable(json_file, "--json")
-        if out.exists() and not out.is_dir():
-            raise ConfigurationError(f"--out {out} is a file: name a folder")
+        if svf and (only or not ours):
+            raise ConfigurationError("--svf runs other experiments: leave out --only and --no-ours")
+        require_own_folder(out, (_JOURNAL, "reproduction.json", "svf.json"), "a reproduction")
+        runs = _runs(only or [])
         out.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(out)
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -56,16 +63,24 @@ def reproduce(
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("simulating", total=None)
+        try:
+            with Progress(*columns, console=console, transient=True) as bar:
+                task = bar.add_task("simulating", total=None)
 
-            def show(num_done: int, num_all: int, name: str = "") -> None:
-                bar.update(task, completed=num_done, total=num_all, description=name or "simulating")
+                def show(num_done: int, num_all: int, name: str = "") -> None:
+                    bar.update(task, completed=num_done, total=num_all, description=name or "simulating")
 
-            if svf:
-                stem, report = "svf", _svf(draws, queries, jobs, show)
-            else:
-                stem, report = "reproduction", _matrix(out, draws, queries, jobs, only or [], ours, show)
+                if svf:
+                    stem, report = "svf", _svf(draws, queries, jobs, show)
+                else:
+                    stem, report = "reproduction", _matrix(out, draws, queries, jobs, runs, ours, show)
+        except KeyboardInterrupt:
+            going_on = f"what ran is kept in {out / _JOURNAL}; the same command goes on"
+            kept = "nothing is kept" if svf else going_on
+            console.print(f"[yellow]stopped; {escape(kept)}[/]")
+            raise typer.Exit(_STOPPED) from None
+        finally:
+            lock.release()
         markdown, document = report.to_markdown(), report.to_dict()
         (out / f"{stem}.md").write_text(markdown, encoding="utf-8")
         text = json.dumps(document, indent=2) + "\n"
@@ -79,7 +94,17 @@ def reproduce(
     console.print(
         Markdown(markdown if svf else markdown.partition("\n## ")[0])
     )  # the matrix is too wide for a terminal
-    console.print(f"All tables and pictures are in {out}", markup=False)
+    console.print(f"All tables {'are' if svf else 'and pictures are'} in {out}", markup=False)
+
+
+def _runs(only: list[str]) -> list[Any]:
+    from stream2llm_sdk.traces.reproduce.published import PUBLISHED
+
+    runs = [run for run in PUBLISHED if not only or any(part in run.name for part in only)]
+    if not runs:
+        names = ", ".join(run.name for run in PUBLISHED)
+        raise ConfigurationError(f"--only {' '.join(only)} names none of the runs: {names}")
+    return runs
 
 
 def _svf(draws: int, queries: int | None, jobs: int | None, show: Callable[..., None]) -> Any:
@@ -93,19 +118,15 @@ def _matrix(
     draws: int,
     queries: int | None,
     jobs: int | None,
-    only: list[str],
+    runs: list[Any],
     ours: bool,
     show: Callable[..., None],
 ) -> Any:
     from stream2llm_sdk.traces.reproduce.cells import OUR_ARMS, Cell, Fit
-    from stream2llm_sdk.traces.reproduce.published import ARMS, PUBLISHED
+    from stream2llm_sdk.traces.reproduce.published import ARMS
     from stream2llm_sdk.traces.reproduce.report import Reproduction
     from stream2llm_sdk.traces.reproduce.runner import Journal, run_cells
 
-    runs = [run for run in PUBLISHED if not only or any(part in run.name for part in only)]
-    if not runs:
-        names = ", ".join(run.name for run in PUBLISHED)
-        raise ConfigurationError(f"--only {' '.join(only)} names none of the runs: {names}")
     fit = Fit()
     # Ours preempt under pressure only, and by their own cost model.
     cells = [
@@ -114,7 +135,7 @@ def _matrix(
         for run in runs
         for arm in (*ARMS, *(OUR_ARMS if ours and run.mode in ("", "cost") else ()))
     ]
-    journal = Journal(out / "cells.jsonl", fit)
+    journal = Journal(out / _JOURNAL, fit)
     run_cells(cells, fit, journal, jobs=jobs, progress=show)
     wanted = {cell.key: journal.figures[cell.key] for cell in cells}
     ratio = _kept_ratio(journal) if any(run.workload == "anns" for run in runs) else None

@@ -10,7 +10,7 @@ from stream2llm_sdk.context import Chunk
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.traces.checked_files import MAX_TEXT_CHARACTERS, not_unicode
 from stream2llm_sdk.traces.published_numbers import numbers_of
-from stream2llm_sdk.traces.trace import Trace
+from stream2llm_sdk.traces.trace import NUM_TOKENS, Trace
 
 __all__ = ["check_texts", "numbered"]
 
@@ -27,6 +27,12 @@ def numbered(
     numbers = numbers_of(traces, form)
     read = [as_read(trace, number) for trace, number in zip(traces, numbers, strict=True)]
     found = losses(zip(traces, read, strict=True))
+    for trace in traces:
+        if any(chunk.metadata.get(NUM_TOKENS) and not chunk.text for chunk in _chunks(trace)):
+            raise ConfigurationError(
+                f"trace {trace.trace_id!r:.80} keeps lengths and no texts, and the {form} format holds texts only: all "
+                "of its context would be lost. Write a .parquet file, or make traces with texts (trace synth --texts)"
+            )
     refuse_losses(found, form, drop=drop)
     return list(zip(numbers, read, strict=True)), found
 

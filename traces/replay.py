@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,9 @@ def _engine_facts(engine: Engine | Simulation, options: ReplayOptions) -> dict[s
         "limits": asdict(engine.limits),
     }
     if isinstance(engine, Simulation):
-        return {**facts, "arguments": dict(engine.arguments)}
+        # What functions compute, the other arguments say.
+        told = {name: value for name, value in engine.arguments.items() if not isfunction(value)}
+        return {**facts, "arguments": told}
     return {**facts, "model": getattr(engine, "model", ""), "scheduling": getattr(engine, "scheduling", None)}
 
 

@@ -6,11 +6,13 @@ import asyncio
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.files import FolderLock
 from stream2llm_sdk.traces.extras import require_pyarrow
 from stream2llm_sdk.traces.replay_run import ReplayRun, RunState
 from stream2llm_sdk.traces.replayed_request import ReplayedRequest
@@ -32,12 +34,21 @@ class RunKeeper:
     """
 
     def __init__(
-        self, config: Mapping[str, Any], num_expected: int, folder: RunFolder | None, journal: RunJournal
+        self,
+        config: Mapping[str, Any],
+        num_expected: int,
+        folder: RunFolder | None,
+        journal: RunJournal,
+        *,
+        lock: FolderLock | None = None,
+        is_new: bool = False,
     ) -> None:
         self.config = config
         self.journal = journal
         self.num_expected = num_expected
         self._folder = folder
+        self._lock = lock
+        self._is_new = is_new
         self._done = {
             name for name, entry in latest_requests(journal).items() if ReplayedRequest.from_row(entry["row"]).is_done
         }
@@ -59,18 +70,26 @@ class RunKeeper:
         if out is None:
             return cls(config, num_expected, None, RunJournal())
         require_pyarrow()
-        folder = _prepared(RunFolder(out), config)
-        if folder.summary_file.is_file() and folder.state == RunState.COMPLETE.value:
-            keeper = cls(config, num_expected, folder, RunJournal())
-            keeper._result = load_run(folder, num_expected)
-            return keeper
-        # The journal has it all; what was made of a part of it would be read in place of it after a crash.
-        for file in (folder.summary_file, folder.metrics_file, *map(folder.table_file, TABLES)):
-            file.unlink(missing_ok=True)
-        if anew:
-            folder.journal_file.unlink(missing_ok=True)
-        segment, start_s = _last_moment(folder.journal_file)
-        return cls(config, num_expected, folder, RunJournal(folder.journal_file, segment=segment, start_s=start_s))
+        lock = _locked(out)
+        try:
+            is_new = not RunFolder(out).config_file.is_file()
+            folder = _prepared(RunFolder(out), config)
+            if folder.summary_file.is_file() and folder.state == RunState.COMPLETE.value:
+                keeper = cls(config, num_expected, folder, RunJournal())
+                keeper._result = load_run(folder, num_expected)
+                lock.release()
+                return keeper
+            # The journal has it all; what was made of a part of it would be read in place of it after a crash.
+            for file in (folder.summary_file, folder.metrics_file, *map(folder.table_file, TABLES)):
+                file.unlink(missing_ok=True)
+            if anew:
+                folder.journal_file.unlink(missing_ok=True)
+            segment, start_s = _last_moment(folder.journal_file)
+            journal = RunJournal(folder.journal_file, segment=segment, start_s=start_s)
+        except BaseException:
+            lock.release()
+            raise
+        return cls(config, num_expected, folder, journal, lock=lock, is_new=is_new)
 
     @property
     def is_complete(self) -> bool:
@@ -112,8 +131,16 @@ class RunKeeper:
             self.journal.segment + 1,
             None if self._folder is None else self._folder.path,
         )
-        if self._folder is not None:
-            _write(self._folder, self._result, entries)
+        if self._folder is None:
+            return
+        try:
+            if isinstance(error, ConfigurationError) and self._is_new and not rows:
+                _forget(self._folder)  # or the corrected command would be refused for being another one
+            else:
+                _write(self._folder, self._result, entries)
+        finally:
+            if self._lock is not None:
+                self._lock.release()
 
 
 def load_run(folder: RunFolder, num_expected: int | None = None) -> ReplayRun:
@@ -145,11 +172,27 @@ def _write(folder: RunFolder, run: ReplayRun, entries: Sequence[Entry]) -> None:
         folder.journal_file.unlink(missing_ok=True)
 
 
+def _forget(folder: RunFolder) -> None:
+    """Takes back what a run that could not begin has written."""
+    for file in (folder.journal_file, folder.config_file):
+        file.unlink(missing_ok=True)
+    with suppress(OSError):  # it holds something else
+        folder.path.rmdir()
+
+
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON file, whole or not at all."""
     unfinished = file.with_name(f".{file.name}.tmp")
     unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     os.replace(unfinished, file)
+
+
+def _locked(path: Path) -> FolderLock:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        return FolderLock(path)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error}. Give another folder") from error
 
 
 def _prepared(folder: RunFolder, config: Mapping[str, Any]) -> RunFolder:
@@ -159,7 +202,6 @@ def _prepared(folder: RunFolder, config: Mapping[str, Any]) -> RunFolder:
         ConfigurationError: it cannot be written, or holds something else.
     """
     try:
-        folder.path.mkdir(parents=True, exist_ok=True)
         strangers = sorted(path.name for path in folder.path.iterdir() if not path.name.startswith("."))
         if not folder.config_file.is_file():
             if strangers:

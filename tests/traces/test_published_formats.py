@@ -156,6 +156,16 @@ LOST = ["arrival_s", "chunk metadata", "chunk score", "chunk title", "max_tokens
 
 
 @pytest.mark.parametrize(("form", "kind"), [("crawler", Append), ("anns", Replace)])
+def test_traces_that_keep_lengths_only_are_refused(form: str, kind: Any, tmp_path: Path) -> None:
+    chunk = Chunk("", source="7", metadata={"num_tokens": 300})
+    trace = Trace("mine", "why?", (TimedUpdate(1.0, kind(chunk)),))
+    for drop in (False, True):
+        with pytest.raises(ConfigurationError, match=rf"'mine' keeps lengths and no texts, and the {form} format"):
+            write_traces([trace], tmp_path / "out", kind=form, drop=drop)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("form", "kind"), [("crawler", Append), ("anns", Replace)])
 def test_what_a_published_format_does_not_hold_is_refused_or_said(form: str, kind: Any, tmp_path: Path) -> None:
     trace = rich_trace(kind)
     with pytest.raises(ConfigurationError, match="drop=True") as caught:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import dataclasses
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -156,3 +158,41 @@ def test_the_command_simulates_and_writes_the_folder(tmp_path: Path) -> None:
     again = CliRunner().invoke(app, arguments)
     assert again.exit_code == 1
     assert "engine." in again.output
+
+
+def invoke(tmp_path: Path, *arguments: str, **environment: str) -> tuple[int, str]:
+    write_traces([crawl()], tmp_path / "traces.parquet")
+    command = ["replay", str(tmp_path / "traces.parquet"), "--simulate", "--out", str(tmp_path / "out"), *arguments]
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "400", **environment})
+    return result.exit_code, result.output
+
+
+def test_the_environment_chooses_the_policy_of_a_simulation(tmp_path: Path) -> None:
+    assert invoke(tmp_path, SCHEDULER_TYPE="SJF")[0] == 0
+    assert RunFolder.open(tmp_path / "out").config()["engine"]["policy"] == "SJF"
+    code, output = invoke(tmp_path, SCHEDULER_TYPE="LIFO")
+    assert (code, "LIFO" in output) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--host-kv-gib", "-1"], "--host-kv-gib -1.0: give more than 0"),
+        (["--hardware", "CALIBRATION"], "--model is missing: CALIBRATION was measured with a/model"),
+        (["--hardware", "CALIBRATION", "--model", "MODEL"], "--num-blocks is missing"),
+    ],
+)
+def test_what_cannot_be_simulated_is_said_in_the_commands_words(
+    tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    from stream2llm_sdk.serving.cost_model import H200_LLAMA_8B
+
+    calibration = tmp_path / "calibration.json"
+    dataclasses.replace(H200_LLAMA_8B, model="a/model").save(calibration)
+    keys = ("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size")
+    (tmp_path / "config.json").write_text(json.dumps(dict.fromkeys(keys, 4)))
+    replaced = {"CALIBRATION": str(calibration), "MODEL": str(tmp_path)}
+    code, output = invoke(tmp_path, *(replaced.get(argument, argument) for argument in arguments))
+    assert code == 1
+    assert words.replace("CALIBRATION", str(calibration)) in " ".join(output.split())
+    assert not (tmp_path / "out").exists()

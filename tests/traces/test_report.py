@@ -480,7 +480,7 @@ def test_a_summary_of_no_known_state_is_named(tmp_path: Path) -> None:
 def test_a_report_that_could_not_be_written_is_refused_at_once(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", request())
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match=r"file cannot be made a folder.*Name another"):
+    with pytest.raises(ConfigurationError, match=r"file is a file: name a folder"):
         write_report([run], tmp_path / "file")
 
 
@@ -496,3 +496,19 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(MissingExtraError, match=r"stream2llm-sdk\[plots\]"):
         write_report([tmp_path], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_report_is_not_mixed_with_something_else(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", request())
+    before = sorted((tmp_path / "run").iterdir())
+    with pytest.raises(ConfigurationError, match=r"run holds '.*' and not a report"):
+        write_report([run], tmp_path / "run")
+    assert sorted((tmp_path / "run").iterdir()) == before
+
+
+def test_an_earlier_report_of_other_runs_leaves_nothing_behind(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, request()) for name in ("one", "two")]
+    write_report(runs, tmp_path / "out")
+    assert len(list((tmp_path / "out").glob("trace-*.json"))) == 2
+    write_report(runs[:1], tmp_path / "out")
+    assert not [*(tmp_path / "out").glob("trace-*.json"), *(tmp_path / "out").glob("timeline-*.png")]

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from stream2llm_sdk.cli import app
 from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.files import FolderLock
 from stream2llm_sdk.placement import ChunkOrder, arranged
 from stream2llm_sdk.serving.simulator.clock import StepFacts
 from stream2llm_sdk.serving.simulator.workloads import SimulatedChunk, SimulatedRequest
@@ -215,9 +216,38 @@ def test_the_command_runs_the_matrix_and_writes_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["--only", "H300"], "names none of the runs"), (["--json", "none/x.json"], "there is no folder")],
+    [
+        (["--only", "H300"], "names none of the runs"),
+        (["--json", "none/x.json"], "there is no folder"),
+        (["--svf", "--only", "crawler"], "leave out --only and --no-ours"),
+        (["--svf", "--no-ours"], "leave out --only and --no-ours"),
+    ],
 )
 def test_the_command_says_what_cannot_work(tmp_path: Path, arguments: list[str], words: str) -> None:
     result = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path / "out"), *arguments], env={"COLUMNS": "300"})
     assert result.exit_code == 1
     assert words in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_reproduction_is_not_mixed_with_something_else(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    result = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path)], env={"COLUMNS": "300"})
+    assert (result.exit_code, "holds 'config.json' and not a reproduction" in result.output) == (1, True)
+
+
+def test_two_reproductions_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
+    lock = FolderLock(tmp_path)
+    result = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path)], env={"COLUMNS": "300"})
+    lock.release()
+    assert (result.exit_code, "is in use: another run" in result.output) == (1, True)
+
+
+def test_a_run_that_is_stopped_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run_cells", stop)
+    result = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path / "out")], env={"COLUMNS": "300"})
+    assert result.exit_code == 130
+    assert "cells.jsonl; the same command goes on" in result.output

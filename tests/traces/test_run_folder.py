@@ -257,3 +257,25 @@ def test_a_run_is_spoiled_by_lag_over_what_is_allowed(lag_s: float, spoiled: boo
     run = a_run(request(send_due_s=(0.0, 0.0), send_s=(lag_s, lag_s)))
     assert run.is_spoiled_by_lag is spoiled
     assert bool(run.warnings) is spoiled
+
+
+def test_two_runs_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
+    with RunKeeper.begin(CONFIG, 1, tmp_path / "run", anew=True) as keeper:
+        with pytest.raises(ConfigurationError, match="is in use: another run writes into it"):
+            RunKeeper.begin(CONFIG, 1, tmp_path / "run", anew=True)
+        keeper.journal.request(request(), ())
+    assert len(load_run(RunFolder.open(tmp_path / "run")).requests) == 1
+    assert RunKeeper.begin(CONFIG, 1, tmp_path / "run", anew=True).is_complete
+
+
+def test_a_run_that_could_not_begin_leaves_the_folder_to_the_corrected_one(tmp_path: Path) -> None:
+    keeper = RunKeeper.begin(CONFIG, 1, tmp_path / "run", anew=False)
+    keeper.__exit__(ConfigurationError, ConfigurationError("no room"), None)
+    assert not (tmp_path / "run").exists()
+    corrected = {**CONFIG, "engine": {"limits": {"num_blocks": 200}}}
+    with RunKeeper.begin(corrected, 1, tmp_path / "run", anew=False) as keeper:
+        keeper.journal.request(request(), ())
+    keeper = RunKeeper.begin(corrected, 2, tmp_path / "other", anew=False)
+    keeper.journal.request(request(), ())
+    keeper.__exit__(ConfigurationError, ConfigurationError("no room"), None)
+    assert (tmp_path / "other" / "requests.parquet").is_file(), "what has ended is kept"

@@ -202,3 +202,13 @@ def test_the_laboratory_runs_every_policy_on_the_same_draws(monkeypatch: pytest.
 def test_too_few_are_refused(option: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{option}=0"):
         run_svf_lab(**{option: 0})
+
+
+def test_policies_that_memory_does_not_tell_apart_are_called_equal() -> None:
+    same = report(*(result(policy, 2.0) for policy in AS_PUBLISHED))
+    assert all(same.orderings.values())
+    rows = [line for line in same.to_markdown().splitlines() if "has a lower mean" in line]
+    assert rows
+    assert all(line.endswith("| equal: memory was never short |") for line in rows)
+    told_apart = report(*(result(policy, latency_s) for policy, latency_s in AS_PUBLISHED.items()))
+    assert "equal:" not in told_apart.to_markdown()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from stream2llm_sdk.errors import ConfigurationError
-from stream2llm_sdk.files import require_writable
+from stream2llm_sdk.files import require_own_folder, require_writable
 from stream2llm_sdk.traces.extras import require_matplotlib
 from stream2llm_sdk.traces.report.figures import (
     Picture,
@@ -73,8 +73,12 @@ def write_report(runs: RunFolder | str | Path | Sequence[RunFolder | str | Path]
 
 def _prepare(folder: Path) -> None:
     """Says before the work that its result could not be written."""
+    require_own_folder(folder, (PAGE,), "a report")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for pattern in ("timeline-*.png", "trace-*.json"):  # of an earlier report, of other runs perhaps
+            for file in folder.glob(pattern):
+                file.unlink()
     except OSError as error:
         raise ConfigurationError(f"{folder} cannot be made a folder: {error}. Name another") from error
     require_writable(folder / PAGE, "the report")
