@@ -65,6 +65,7 @@ class Adaptive:
     def __init__(self, *, memory_s: float = 2.0, dwell_s: float = 5.0) -> None:
         self.current: SchedulingPolicy = SRPF()
         self.looks_ahead: LookingAt = self.current.looks_ahead
+        self.open_share = self.current.open_share
         self.num_switches = 0
         self.last_switch: Switch | None = None
         self._choices: dict[str, SchedulingPolicy] = {policy.name: policy for policy in (self.current, SVF())}
@@ -92,7 +93,7 @@ class Adaptive:
         if wanted == self.current.name or seen.now_s - self._since_s < self._dwell_s:
             return None
         self.current, self._since_s = self._choices[wanted], seen.now_s
-        self.looks_ahead = self.current.looks_ahead
+        self.looks_ahead, self.open_share = self.current.looks_ahead, self.current.open_share
         self.num_switches += 1
         self.last_switch = Switch(wanted, self._reason())
         return self.last_switch

@@ -66,6 +66,7 @@ class Limits:
     Attributes:
         num_tokens: the step's token budget.
         num_tokens_per_prefill: longest prefill chunk of one request; 0 for no limit.
+        num_open_tokens: most tokens of prompts that are open; 0 for no limit.
         num_slots: free request slots.
         num_running: requests that run.
         watermark_blocks: blocks that stay free when a waiting request is admitted beside running ones.
@@ -80,6 +81,7 @@ class Limits:
     watermark_blocks: int
     lookahead_tokens: int
     shares: BlockShares | None = None
+    num_open_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -147,6 +149,7 @@ class _Walk:
         self.limits = limits
         self.plan = plan
         self.num_tokens = limits.num_tokens
+        self.num_open_tokens = limits.num_open_tokens or limits.num_tokens
         self.num_slots = limits.num_slots
         self.num_free = kv.num_free
         self.num_running = limits.num_running
@@ -208,7 +211,7 @@ class _Walk:
         num_wanted = num_new
         if self.limits.num_tokens_per_prefill:
             num_new = min(num_new, self.limits.num_tokens_per_prefill)
-        num_new = min(num_new, self.num_tokens)
+        num_new = min(num_new, self.num_open_tokens if candidate.num_held_back else self.num_tokens, self.num_tokens)
         if num_new <= 0:
             return
         victims: list[tuple[Candidate, int]] = []
@@ -235,6 +238,7 @@ class _Walk:
         self.num_free -= num_blocks
         self._num_taken += num_blocks
         self.num_tokens -= num_new
+        self.num_open_tokens -= num_new if candidate.num_held_back else 0
         self.num_slots -= candidate.needs_slot
         self.num_running += not candidate.is_running
         self._admits |= not candidate.is_running

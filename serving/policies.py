@@ -78,6 +78,8 @@ class SchedulingPolicy(Protocol):
         uses_forecasts: whether keys depend on what is expected of open prompts or of outputs.
         looks_ahead: what is admitted only if it and all that were admitted can run to their ends in the memory there
             is: "all", "complete" requests (open ones give way to them anyway), or "none".
+        open_share: largest share of a step's tokens that goes to open prompts. A step is not interrupted: whoever
+            becomes complete meanwhile waits for its end, and who completes in it waits for all of it.
     """
 
     name: str
@@ -86,6 +88,7 @@ class SchedulingPolicy(Protocol):
     follows_progress: bool
     uses_forecasts: bool
     looks_ahead: LookingAt
+    open_share: float
 
     def key(self, standing: Standing) -> Key:
         """The rank of a request."""
@@ -99,6 +102,7 @@ class _Policy:
     follows_progress = False
     uses_forecasts = False
     looks_ahead: LookingAt = "none"
+    open_share = 1.0
 
 
 class DefaultVLLM(_Policy):
@@ -188,8 +192,9 @@ class SRPF(_Policy):
     follows_progress = True
     uses_forecasts = True
 
-    def __init__(self, ageing: float = 2_000.0) -> None:
+    def __init__(self, ageing: float = 2_000.0, open_share: float = 0.25) -> None:
         self.ageing = ageing
+        self.open_share = open_share
 
     def key(self, standing: Standing) -> Key:
         request = standing.request

@@ -35,6 +35,13 @@ _BLOCKED = (
 )
 
 
+_MANY_OPEN = 8
+"""Open prompts with something to compute, from which on they may have the whole step."""
+
+_MOST_OPEN_TOKENS = 2_048
+"""Longer steps compute no more tokens a second: the matrices are large enough to keep a device busy."""
+
+
 class Stream2LLMScheduler(AdmittingScheduler):
     """The scheduler of streaming prompts. With `async_scheduling` on, an instance is an `AsyncStream2LLMScheduler`.
 
@@ -251,7 +258,18 @@ class Stream2LLMScheduler(AdmittingScheduler):
             watermark_blocks=self.kv_cache_manager.watermark_blocks,
             lookahead_tokens=self.num_lookahead_tokens,
             shares=self._block_shares(places) if self.shares.num_tenants > 1 else None,
+            num_open_tokens=self._num_open_tokens(),
         )
+
+    def _num_open_tokens(self) -> int:
+        """The policy's share of the step for open prompts. It is more where many of them have something to compute:
+        short steps cost throughput, and what is not computed ahead is waited for later. It is never more than keeps a
+        device busy."""
+        share = self.scheduling_policy.open_share
+        if share >= 1.0:
+            return 0
+        share = min(1.0, max(share, (self.num_open - len(self.parked)) / _MANY_OPEN))
+        return max(1, min(_MOST_OPEN_TOKENS, int(share * self.max_num_scheduled_tokens)))
 
     def _block_shares(self, num_slots: int) -> BlockShares:
         return BlockShares(self.shares, self.kv.num_total, self._blocks_by_tenant, self._first_to_get_on(num_slots))

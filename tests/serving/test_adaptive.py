@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from stream2llm_sdk.serving.adaptive import Adaptive, Observation, Switch
+from stream2llm_sdk.serving.policies import SRPF
 
 STEP_S = 0.1
 ANSWERS_HOLD_THE_MEMORY = {"free": 0.02, "complete": 40, "waiting": 20, "answering": 20, "opened": 2}
@@ -42,9 +43,11 @@ def test_answers_that_hold_the_memory_bring_the_smallest_volume_first() -> None:
     steps = Steps()
     assert steps.policy.current.name == "SRPF"
     assert steps.policy.looks_ahead == "complete"
+    assert steps.policy.open_share == SRPF().open_share < 1.0
     (switch,) = steps.take(10, **ANSWERS_HOLD_THE_MEMORY)
     assert switch.policy == steps.policy.current.name == "SVF"
     assert steps.policy.looks_ahead == "all"
+    assert steps.policy.open_share == 1.0
     assert "92% of memory used" in switch.reason
     (back,) = steps.take(20)
     assert back.policy == "SRPF"

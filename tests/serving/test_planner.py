@@ -95,6 +95,14 @@ def names(requests: list[Any]) -> list[str]:
 # ---- tokens -------------------------------------------------------------------------------------------------------
 
 
+def test_open_prompts_get_their_part_of_the_budget_only() -> None:
+    open_ones = [candidate(name, rank, 30, num_held_back=1) for rank, name in ((1, "open"), (3, "also open"))]
+    made = plan([*open_ones, candidate("complete", 2, 50)], Blocks(90), num_tokens=100, num_open_tokens=40)
+    assert made.num_tokens == {"open": 30, "complete": 50, "also open": 10}
+    assert made.trimmed == {"also open"}
+    assert plan(open_ones, Blocks(90), num_tokens=100).num_tokens == {"open": 30, "also open": 30}
+
+
 def test_tokens_go_by_rank_until_the_budget_is_spent() -> None:
     made = plan([candidate("c", 3, 30), candidate("a", 1, 30), candidate("b", 2, 30)], Blocks(90), num_tokens=50)
     assert list(made.num_tokens.items()) == [("a", 30), ("b", 20)]

@@ -143,6 +143,22 @@ def test_complete_requests_get_their_first_token_in_order_of_arrival(core: Core,
         assert list(requests.driver.outputs) == [f"plain-{index}" for index in range(4)]
 
 
+def test_few_open_streams_are_computed_in_short_steps_under_srpf(core: Core, text: Any) -> None:
+    """Whoever becomes complete meanwhile waits for the end of the step."""
+    with core(policy="SRPF", max_num_batched_tokens=64, num_gpu_blocks=120) as requests:
+        requests.open_stream("alone", text(65))
+        requests.step(2)
+        assert requests.scheduled[-2:] == [{"alone": 16}, {"alone": 16}], "a quarter of the step"
+        for index in range(7):
+            requests.open_stream(f"open-{index}", text(65))
+        requests.step()
+        assert sum(requests.scheduled[-1].values()) == 64
+        requests.add_plain("complete", text(50), max_tokens=2)
+        requests.step()
+        assert requests.scheduled[-1]["complete"] == 50
+        assert sum(requests.scheduled[-1].values()) == 64
+
+
 @pytest.mark.parametrize("policy", ["FCFS", "DEFAULT_VLLM"])
 def test_updates_cost_a_waiting_stream_no_place(core: Core, text: Any, policy: str) -> None:
     with core(policy=policy, max_num_batched_tokens=16, max_num_seqs=1) as requests:
