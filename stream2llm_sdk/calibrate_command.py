@@ -25,7 +25,8 @@ def calibrate(
     model: Annotated[str, typer.Option(help="Model folder or hub name.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The JSON file to write.")],
     budget: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time for all of it, the engine's start included.")
+        float,
+        typer.Option(metavar="SECONDS", min=20.0, help="Time for all of it; the engine's start is not cut short."),
     ] = 240.0,
     max_model_len: Annotated[
         int | None, typer.Option(help="Longest prompt and answer. Left out, the longest that fits this machine.")
