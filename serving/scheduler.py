@@ -129,9 +129,10 @@ class Stream2LLMScheduler(AdmittingScheduler):
             self._remove_from_queues(request)
             self._park(request)
         self._num_blocks_short = plan.num_blocks_short
-        with self._kept_on_host(plan.num_tokens):
-            for victim in plan.victims:
-                self._preempt_victim(victim)
+        if plan.victims:
+            with self._kept_on_host(plan.num_tokens):
+                for victim in plan.victims:
+                    self._preempt_victim(victim)
         hidden = self._show_only(plan)
         try:
             with self._slots_of_parked(plan.num_tokens):

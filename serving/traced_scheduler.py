@@ -37,6 +37,8 @@ class TracedScheduler(Scheduler):
         self._scheduled_now: set[str] = set()
         # Requests that the step under way gives back what they had, and how much: noted when it is over.
         self._back_soon: dict[str, int] = {}
+        # Of those that came through the SDK.
+        self._without_output: set[str] = set()
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
         num_tokens, num_blocks = request.num_computed_tokens, self.kv.num_held(request.request_id)
@@ -65,10 +67,12 @@ class TracedScheduler(Scheduler):
         if not self.prompts:
             return
         prompts, requests, before = self.prompts, self.requests, self._scheduled_now
+        num_scheduled = output.num_scheduled_tokens
         scheduled = set()
-        for request_id, num_tokens in output.num_scheduled_tokens.items():
-            prompt = prompts.get(request_id)
-            if prompt is not None:
+        few, many = (prompts, num_scheduled) if len(prompts) < len(num_scheduled) else (num_scheduled, prompts)
+        for request_id in few:
+            if request_id in many:
+                prompt, num_tokens = prompts[request_id], num_scheduled[request_id]
                 start = requests[request_id].num_computed_tokens - num_tokens
                 prompt.computed(start, num_tokens)
                 if prompt.resumption is not None and start >= prompt.resumption.target:
@@ -119,10 +123,31 @@ class TracedScheduler(Scheduler):
         self._scheduled_now.discard(request.request_id)
         self.trail.state(request.request_id, state)
 
-    def _update_request_with_output(
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        if request.request_id in self.prompts:
+            self._without_output.add(request.request_id)
+
+    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
+        self._without_output.discard(request.request_id)
+        return super()._free_request(request, delay_free_blocks=delay_free_blocks)
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
+        # vLLM asks for every token of every request; only the first ones are of interest.
+        if self._without_output.isdisjoint(scheduler_output.num_scheduled_tokens):
+            return super().update_from_output(scheduler_output, model_runner_output)
+        self._update_request_with_output = self._update_noting_first_token
+        try:
+            return super().update_from_output(scheduler_output, model_runner_output)
+        finally:
+            del self._update_request_with_output
+
+    def _update_noting_first_token(
         self, request: Request, new_token_ids: list[int], is_stale: bool = False
     ) -> tuple[list[int], bool]:
-        if not request._output_token_ids and (prompt := self.prompts.get(request.request_id)) is not None:
-            assert not prompt.is_open, f"{request.request_id}: sampled while its prompt is open"
-            self.trail.mark(request.request_id, EventType.FIRST_TOKEN)
+        request_id = request.request_id
+        if request_id in self._without_output:
+            assert not self.prompts[request_id].is_open, f"{request_id}: sampled while its prompt is open"
+            self._without_output.discard(request_id)
+            self.trail.mark(request_id, EventType.FIRST_TOKEN)
         return super()._update_request_with_output(request, new_token_ids, is_stale)
