@@ -49,7 +49,13 @@ class Durations(StrEnum):
     ALL = "all"
 
 
+_OF_SEARCHES = ("num_documents", "num_shared_documents", "popularity_exponent", "search_gap", "durations")
+_KINDS_OF = {"update_share": ("mixed",), **dict.fromkeys(_OF_SEARCHES, ("anns", "mixed"))}
+"""Which kinds have what an option is about, where not all have it."""
+
+
 def synth(
+    context: typer.Context,
     kind: Annotated[Kind, typer.Argument(help="Web crawls, vector searches on disk, or both.")],
     out: Annotated[Path, typer.Option(help="A .parquet file, or a new folder for a published format.")],
     num_queries: Annotated[int, typer.Option(min=1, help="How many traces.")] = 1_000,
@@ -106,6 +112,7 @@ def synth(
         from stream2llm_sdk.traces.trace_set import check_target
 
         check_target(out, to and to.value)
+        _check_options(context, kind)
         length: int | OutputLength | None = max_tokens
         if output_spread is not None:
             if max_tokens is None:
@@ -127,6 +134,15 @@ def synth(
         )
         traces = synthesize(kind.value, num_queries, seed=seed, arrival_seed=arrival_seed, options=options)
         write(Console(), traces, out, to, drop)
+
+
+def _check_options(context: typer.Context, kind: Kind) -> None:
+    """Refuses options that would have no effect."""
+    for name, kinds in _KINDS_OF.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and kind.value not in kinds:
+            option, own = f"--{name.replace('_', '-')}", " and ".join(kinds)
+            raise ConfigurationError(f"{option} is for {own}: leave it out, it has no effect on {kind.value}")
 
 
 def _arrivals(

@@ -123,6 +123,16 @@ def test_synth_refuses_what_cannot_be(tmp_path: Path) -> None:
         assert "ConfigurationError" in run("synth", "anns", "--out", tmp_path / "a.parquet", *option, status=1)
 
 
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [("crawler", ("--update-share", 0.3)), ("anns", ("--update-share", 0.5)), ("crawler", ("--search-gap", "last"))],
+)
+def test_an_option_without_effect_is_refused(tmp_path: Path, kind: str, option: tuple[Any, ...]) -> None:
+    printed = run("synth", kind, "--out", tmp_path / "a.parquet", *option, status=1)
+    assert f"{option[0]} is for" in printed
+    assert f"no effect on {kind}" in printed
+
+
 def test_without_pyarrow_the_extra_is_named(crawls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     assert "stream2llm-sdk[traces]" in run("convert", crawls, tmp_path / "a.parquet", status=1)
