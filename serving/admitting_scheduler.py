@@ -67,7 +67,7 @@ class AdmittingScheduler(PreemptingScheduler):
         prompt = self.prompts.get(request.request_id)
         num_tokens = request.num_prompt_tokens
         if prompt is not None and prompt.is_open:
-            num_tokens = max(num_tokens, prompt.final_num_tokens)
+            num_tokens = max(num_tokens, min(prompt.final_num_tokens, self.max_model_len - 1))
         num_output: float = self.outlook.output(request).num_tokens
         if num_output >= request.max_tokens:  # nothing is known but the limit, which may be far off
             num_output = min(num_output, max(_UNKNOWN_OUTPUT, request.num_output_tokens))

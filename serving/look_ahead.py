@@ -45,18 +45,24 @@ class LookAhead:
         self._admitted: list[Memory] | None = None
         self._begin: float | None = None
 
-    def lets_in(self, memory: Memory) -> bool:
-        """Whether one more may come in. With nobody admitted the first always may if its prompt fits: to keep it out
-        protects nobody."""
+    def lets_in(self, memory: Memory, num_certain: float | None = None) -> bool:
+        """Whether one more may come in. With nobody admitted the first always may if it fits: to keep it out protects
+        nobody.
+
+        Args:
+            memory: what is expected of it.
+            num_certain: tokens that it is certain to hold; left out, what is expected.
+        """
+        certain = memory[0] if num_certain is None else num_certain
         if self._admitted is None:
             self._admitted = sorted(self._earlier(), key=_longest_first)
-        if not self._admitted and not self._is_kept_out(memory):
+        if not self._admitted and not self._is_kept_out(certain):
             return True
         if self._begin is not None and memory[1] > self._begin:
             return False
         fits = self._fits(memory, self._admitted)
         if not fits and self._begin is None:
-            self._begin = self._when_it_fits(memory)
+            self._begin = math.inf if self._is_kept_out(certain) else self._when_it_fits(memory)
         return fits
 
     def admitted(self, memory: Memory) -> None:
@@ -71,16 +77,14 @@ class LookAhead:
 
     def _when_it_fits(self, memory: Memory) -> float:
         """The steps until so many have ended that it fits beside the others."""
-        assert self._admitted is not None
-        if self._is_kept_out(memory) or not self._admitted:
-            return math.inf
+        assert self._admitted
         ends = sorted({to_come for _, to_come in self._admitted})
         index = bisect_left(ends, True, key=lambda end: self._fits(memory, self._left_after(end)))
         return ends[min(index, len(ends) - 1)]
 
-    def _is_kept_out(self, memory: Memory) -> bool:
-        """Whether there is no memory for its tokens, whoever ends."""
-        return bool(self._num_kept) and memory[0] > self._capacity
+    def _is_kept_out(self, num_tokens: float) -> bool:
+        """Whether there is no memory for so many tokens, whoever ends."""
+        return bool(self._num_kept) and num_tokens > self._capacity
 
     def _left_after(self, num_steps: float) -> list[Memory]:
         assert self._admitted is not None

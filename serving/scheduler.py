@@ -177,7 +177,7 @@ class Stream2LLMScheduler(AdmittingScheduler):
                     continue
                 if look_ahead is not None and self._is_looked_at(request):
                     memory = self._memory(request)
-                    if look_ahead.lets_in(memory):
+                    if look_ahead.lets_in(memory, request.num_tokens):
                         yield self._candidate(key, request)
                         if request.request_id in plan.num_tokens:
                             look_ahead.admitted(memory)
@@ -286,7 +286,7 @@ class Stream2LLMScheduler(AdmittingScheduler):
             if (running or self._is_ready(request)) and (keeps_slot or num_slots > 0):
                 if is_admitted(request) or look_ahead is None or not self._is_looked_at(request):
                     return request.request_id
-                if look_ahead.lets_in(self._memory(request)):
+                if look_ahead.lets_in(self._memory(request), request.num_tokens):
                     return request.request_id
                 first = first or request.request_id
         return first

@@ -39,6 +39,14 @@ def test_who_fits_sooner_is_held_up_less() -> None:
     assert looking.lets_in((1, 4))
 
 
+def test_what_nobody_can_make_room_for_holds_nobody_up() -> None:
+    looking = LookAhead(list, 100, num_kept=30)
+    assert not looking.lets_in((80, 5)), "no memory until those 30 come free"
+    assert looking.lets_in((60, 1_000)), "which may be never"
+    assert LookAhead(list, 100, num_kept=30).lets_in((900, 5), num_certain=60), "a forecast keeps nobody out"
+    assert LookAhead(list, 100).lets_in((900, 5))
+
+
 @given(st.lists(MEMORIES, max_size=6), st.lists(MEMORIES, max_size=8), st.integers(20, 200))
 def test_what_was_let_in_can_run_to_its_end_and_the_first_that_waits_begins_as_soon(
     admitted: list[Memory], candidates: list[Memory], capacity: int
