@@ -50,7 +50,7 @@ class AdmittingScheduler(PreemptingScheduler):
         held = sum(
             self.kv.num_held(request.request_id) for request in self.requests.values() if self._is_idle_session(request)
         )
-        return held * self.block_size / len(self.kv_cache_config.kv_cache_groups)
+        return self._num_tokens_of(held)
 
     @property
     def _looks_ahead(self) -> str:
@@ -80,5 +80,9 @@ class AdmittingScheduler(PreemptingScheduler):
 
     @property
     def _capacity(self) -> float:
-        """Tokens of KV that there are: each group of layers keeps blocks of its own for the same tokens."""
-        return self.kv.num_total * self.block_size / len(self.kv_cache_config.kv_cache_groups)
+        """Tokens of KV that there are."""
+        return self._num_tokens_of(self.kv.num_total)
+
+    def _num_tokens_of(self, num_blocks: int) -> float:
+        """Tokens in so many blocks: each group of layers keeps blocks of its own for the same tokens."""
+        return num_blocks * self.block_size / len(self.kv_cache_config.kv_cache_groups)

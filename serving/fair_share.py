@@ -28,12 +28,11 @@ class FairShare:
     """
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
-        if not isinstance(weights or {}, Mapping):
+        if weights is not None and not isinstance(weights, Mapping):
             raise ConfigurationError(f"tenant_weights must map tenants to numbers, not {type(weights).__name__}")
-        for tenant in weights or {}:
+        for tenant, weight in (weights or {}).items():
             if not isinstance(tenant, str):
                 raise ConfigurationError(f"tenant_weights: tenants have names, {tenant!r:.40} is none")
-        for tenant, weight in (weights or {}).items():
             is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
             if not is_number or not _MIN_WEIGHT <= weight <= _MAX_WEIGHT:
                 raise ConfigurationError(

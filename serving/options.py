@@ -53,10 +53,8 @@ class SchedulingOptions:
                 raise ConfigurationError(f"{name}={value!r:.80}: give True or False")
         make_victim_order(self.victims)
         mode = PreemptionMode.parse(self.preemption_mode)
-        if not isinstance(self.tenant_weights, Mapping):
-            raise ConfigurationError(
-                f"tenant_weights={self.tenant_weights!r:.80}: give a mapping of tenants to numbers"
-            )
+        if self.tenant_weights is None:
+            raise ConfigurationError("tenant_weights=None: give a mapping of tenants to numbers")
         FairShare(self.tenant_weights)
         size = self.host_kv_bytes
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):

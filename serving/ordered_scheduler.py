@@ -6,7 +6,6 @@ it, and all of that passes through here.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
@@ -19,7 +18,7 @@ from stream2llm_sdk.serving.fair_share import FairShare
 from stream2llm_sdk.serving.forecast import Forecast
 from stream2llm_sdk.serving.lcp import TokenArray
 from stream2llm_sdk.serving.outlook import Outlook
-from stream2llm_sdk.serving.policies import SchedulingPolicy, Standing, make_policy
+from stream2llm_sdk.serving.policies import SchedulingPolicy, Standing, make_policy, policy_name
 from stream2llm_sdk.serving.request_order import RequestOrder, SortKey
 from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY, StreamingPrompt
 from stream2llm_sdk.serving.streaming_scheduler import StreamingPromptScheduler
@@ -42,7 +41,7 @@ class OrderedScheduler(StreamingPromptScheduler):
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
         self.options: dict[str, Any] = dict(vllm_config.additional_config or {}).get(EXTRA_ARGS_KEY, {})
-        name = self.options.get("policy") or os.environ.get("SCHEDULER_TYPE") or "DEFAULT_VLLM"
+        name = policy_name(self.options.get("policy"), "DEFAULT_VLLM")
         self.scheduling_policy: SchedulingPolicy = make_policy(name)
         self.order = RequestOrder()
         self.shares = FairShare(self.options.get("tenant_weights"))

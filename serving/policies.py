@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -27,6 +28,7 @@ __all__ = [
     "SchedulingPolicy",
     "Standing",
     "make_policy",
+    "policy_name",
 ]
 
 Key = tuple[Any, ...]
@@ -216,6 +218,11 @@ POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {
     "ADAPTIVE": _adaptive,
 }
 _ALIASES = {"SHORTEST_COMPLETE": "SRPF"}
+
+
+def policy_name(given: str | None, default: str) -> str:
+    """The name of a policy that was asked for: as an argument, else by the environment's `SCHEDULER_TYPE`."""
+    return given or os.environ.get("SCHEDULER_TYPE") or default
 
 
 def make_policy(name: str) -> SchedulingPolicy:

@@ -26,7 +26,7 @@ from stream2llm_sdk.serving.engine import EngineLimits, StreamOutput
 from stream2llm_sdk.serving.engine_metrics import EngineMetrics
 from stream2llm_sdk.serving.lcp import TokenArray
 from stream2llm_sdk.serving.options import SchedulingOptions
-from stream2llm_sdk.serving.policies import make_policy
+from stream2llm_sdk.serving.policies import make_policy, policy_name
 from stream2llm_sdk.serving.sampling import make_sampling_params, verify_for_model
 from stream2llm_sdk.serving.vllm_start import build, end, end_start, supported
 from stream2llm_sdk.serving.vllm_stream import Stream2LLMStream, checked_token_ids, end_idle_streams
@@ -100,7 +100,7 @@ class Stream2LLMEngine:
         if not (progress is None or isinstance(progress, bool) or callable(progress)):
             raise ConfigurationError(f"progress={progress!r:.80}: give a function, or None for silence")
         self.model = os.fspath(model)
-        self.policy = make_policy(policy or os.environ.get("SCHEDULER_TYPE") or "FCFS").name
+        self.policy = make_policy(policy_name(policy, "FCFS")).name
         self.scheduling = scheduling or SchedulingOptions()
         self._engine_args = {
             "max_model_len": max_model_len,

@@ -10,7 +10,10 @@ from rich.console import Console
 
 from stream2llm_sdk.errors import Stream2LLMError
 
-__all__ = ["shown_errors"]
+__all__ = ["STOPPED", "shown_errors"]
+
+STOPPED = 130
+"""The exit status that shells expect of a command that Ctrl-C ended."""
 
 
 @contextmanager

@@ -57,7 +57,8 @@ def read_json_object(file: str | os.PathLike[str], what: str) -> dict[str, Any]:
 
 
 class FolderLock:
-    """Keeps other processes from writing into a folder meanwhile; a process that ends gives it up.
+    """Keeps other processes from writing into a folder until `release`, or as a context. A process that ends gives it
+    up.
 
     Raises:
         ConfigurationError: another one is writing there.
@@ -73,6 +74,12 @@ class FolderLock:
                 f"{folder} is in use: another run writes into it. Wait for its end, or name another folder"
             ) from error
 
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.release()
+
     def release(self) -> None:
         """Lets others write there. A second call does nothing."""
         descriptor, self._descriptor = self._descriptor, -1
@@ -86,7 +93,7 @@ def require_own_folder(folder: Path, own_files: Iterable[str], what: str) -> Non
     Args:
         folder: where files are to be written; it need not exist.
         own_files: the names of files of which one is there where the folder holds an earlier one.
-        what: what is to be written, for the error: "a report".
+        what: what is to be written, for the error: "report".
 
     Raises:
         ConfigurationError: it is a file, or holds files but none of `own_files`.
@@ -97,4 +104,4 @@ def require_own_folder(folder: Path, own_files: Iterable[str], what: str) -> Non
         return
     strangers = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     if strangers:
-        raise ConfigurationError(f"{folder} holds {strangers[0]!r} and not {what}: name an empty or new folder")
+        raise ConfigurationError(f"{folder} holds {strangers[0]!r} and no {what}: give an empty or new folder")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from stream2llm_sdk.console import shown_errors
+from stream2llm_sdk.console import STOPPED, shown_errors
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.trace_options import (
     SOURCE_HELP,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["replay", "show_run"]
 
 _GIB = 1 << 30
-_STOPPED = 130  # what shells expect of a command that Ctrl-C ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +136,7 @@ def replay(
         except KeyboardInterrupt:
             how = "begins anew" if simulate else "continues"
             console.print(f"[yellow]stopped; the same command {how} the run in {escape(str(out))}[/]")
-            raise typer.Exit(_STOPPED) from None
+            raise typer.Exit(STOPPED) from None
     show_run(console, run)
     console.print(f"written to {escape(str(out))}")
 
@@ -199,6 +197,7 @@ async def _served(
 async def _simulated(
     console: Console, traces: list[Trace], options: ReplayOptions, serving: _Serving, out: Path
 ) -> ReplayRun:
+    from stream2llm_sdk.serving.policies import policy_name
     from stream2llm_sdk.serving.vllm_start import quieten
     from stream2llm_sdk.tokenizer import load_tokenizer
     from stream2llm_sdk.traces.prompt_script import keeps_sizes_only
@@ -208,7 +207,7 @@ async def _simulated(
     quieten()
     needs_tokenizer = serving.model is not None and not all(map(keeps_sizes_only, traces))
     simulation = Simulation(
-        serving.policy or os.environ.get("SCHEDULER_TYPE") or "FCFS",
+        policy_name(serving.policy, "FCFS"),
         _simulation_arguments(serving),
         load_tokenizer(serving.model) if needs_tokenizer and serving.model else None,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,14 +15,13 @@ from rich.markdown import Markdown
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from stream2llm_sdk.console import shown_errors
+from stream2llm_sdk.console import STOPPED, shown_errors
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.files import FolderLock, require_own_folder, require_writable
 
 __all__ = ["reproduce"]
 
 _JOURNAL = "cells.jsonl"
-_STOPPED = 130  # what shells expect of a command that Ctrl-C ended
 
 
 def reproduce(
@@ -52,49 +52,57 @@ def reproduce(
             require_writable(json_file, "--json")
         if svf and (only or not ours):
             raise ConfigurationError("--svf runs other experiments: leave out --only and --no-ours")
-        require_own_folder(out, (_JOURNAL, "reproduction.json", "svf.json"), "a reproduction")
+        require_own_folder(out, (_JOURNAL, "reproduction.json", "svf.json"), "reproduction")
         runs = _runs(only or [])
         out.mkdir(parents=True, exist_ok=True)
-        lock = FolderLock(out)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        try:
-            with Progress(*columns, console=console, transient=True) as bar:
-                task = bar.add_task("simulating", total=None)
-
-                def show(num_done: int, num_all: int, name: str = "") -> None:
-                    bar.update(task, completed=num_done, total=num_all, description=name or "simulating")
-
-                if svf:
-                    stem, report = "svf", _svf(draws, queries, jobs, show)
-                else:
-                    stem, report = "reproduction", _matrix(out, draws, queries, jobs, runs, ours, show)
-        except KeyboardInterrupt:
-            going_on = f"what ran is kept in {out / _JOURNAL}; the same command goes on"
-            kept = "nothing is kept" if svf else going_on
-            console.print(f"[yellow]stopped; {escape(kept)}[/]")
-            raise typer.Exit(_STOPPED) from None
-        finally:
-            lock.release()
-        markdown, document = report.to_markdown(), report.to_dict()
-        (out / f"{stem}.md").write_text(markdown, encoding="utf-8")
-        text = json.dumps(document, indent=2) + "\n"
-        for file in (out / f"{stem}.json", json_file):
-            if file is not None:
-                file.write_text(text, encoding="utf-8")
-        if not svf:
-            from stream2llm_sdk.traces.reproduce.plots import write_plots
-
-            write_plots(report, out)
+        with FolderLock(out):
+            work = (
+                partial(_svf, draws, queries, jobs) if svf else partial(_matrix, out, draws, queries, jobs, runs, ours)
+            )
+            try:
+                report = _shown(console, work)
+            except KeyboardInterrupt:
+                going_on = f"what ran is kept in {out / _JOURNAL}; the same command goes on"
+                console.print(f"[yellow]stopped; {escape('nothing is kept' if svf else going_on)}[/]")
+                raise typer.Exit(STOPPED) from None
+            markdown = _write(report, out, "svf" if svf else "reproduction", json_file)
     console.print(
         Markdown(markdown if svf else markdown.partition("\n## ")[0])
     )  # the matrix is too wide for a terminal
     console.print(f"All tables {'are' if svf else 'and pictures are'} in {out}", markup=False)
+
+
+def _shown(console: Console, work: Callable[[Callable[..., None]], Any]) -> Any:
+    """What the work comes to, with a bar that it moves."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("simulating", total=None)
+
+        def show(num_done: int, num_all: int, name: str = "") -> None:
+            bar.update(task, completed=num_done, total=num_all, description=name or "simulating")
+
+        return work(show)
+
+
+def _write(report: Any, out: Path, stem: str, json_file: Path | None) -> str:
+    """Writes a report's files, and gives its text."""
+    markdown: str = report.to_markdown()
+    (out / f"{stem}.md").write_text(markdown, encoding="utf-8")
+    text = json.dumps(report.to_dict(), indent=2) + "\n"
+    for file in (out / f"{stem}.json", json_file):
+        if file is not None:
+            file.write_text(text, encoding="utf-8")
+    if stem == "reproduction":
+        from stream2llm_sdk.traces.reproduce.plots import write_plots
+
+        write_plots(report, out)
+    return markdown
 
 
 def _runs(only: list[str]) -> list[Any]:

@@ -24,15 +24,15 @@ def numbered(
     Raises:
         ConfigurationError: something would be lost and `drop` is not set.
     """
-    numbers = numbers_of(traces, form)
-    read = [as_read(trace, number) for trace, number in zip(traces, numbers, strict=True)]
-    found = losses(zip(traces, read, strict=True))
     for trace in traces:
         if any(chunk.metadata.get(NUM_TOKENS) and not chunk.text for chunk in _chunks(trace)):
             raise ConfigurationError(
                 f"trace {trace.trace_id!r:.80} keeps lengths and no texts, and the {form} format holds texts only: all "
                 "of its context would be lost. Write a .parquet file, or make traces with texts (trace synth --texts)"
             )
+    numbers = numbers_of(traces, form)
+    read = [as_read(trace, number) for trace, number in zip(traces, numbers, strict=True)]
+    found = losses(zip(traces, read, strict=True))
     refuse_losses(found, form, drop=drop)
     return list(zip(numbers, read, strict=True)), found
 

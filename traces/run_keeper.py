@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError
-from stream2llm_sdk.files import FolderLock
+from stream2llm_sdk.files import FolderLock, require_own_folder
 from stream2llm_sdk.traces.extras import require_pyarrow
 from stream2llm_sdk.traces.replay_run import ReplayRun, RunState
 from stream2llm_sdk.traces.replayed_request import ReplayedRequest
@@ -202,12 +202,8 @@ def _prepared(folder: RunFolder, config: Mapping[str, Any]) -> RunFolder:
         ConfigurationError: it cannot be written, or holds something else.
     """
     try:
-        strangers = sorted(path.name for path in folder.path.iterdir() if not path.name.startswith("."))
+        require_own_folder(folder.path, (folder.config_file.name,), "run")
         if not folder.config_file.is_file():
-            if strangers:
-                raise ConfigurationError(
-                    f"{folder.path} holds {strangers[0]!r} and no run: give an empty or new folder"
-                )
             write_json(folder.config_file, config)
     except OSError as error:
         raise ConfigurationError(f"{folder.path} cannot be written: {error}. Give another folder") from error

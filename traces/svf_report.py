@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -130,11 +130,13 @@ class SVFReport:
     def orderings(self) -> dict[str, bool]:
         """What the paper (arXiv 2606.22327) found, and whether it came out where memory is short. Medians of paired
         ratios are compared; within 1 % counts as equal."""
-        found: dict[str, bool] = {}
+        return {name: holds for _, name, holds in self._judged()}
+
+    def _judged(self) -> Iterator[tuple[Scenario, str, bool]]:
         for scenario in self.scenarios:
             if scenario.memory == "short" and "Oracle-SJF" in self.policies(scenario):
-                found.update((f"{scenario}: {name}", holds) for name, holds in self._orderings(scenario))
-        return found
+                for name, holds in self._orderings(scenario):
+                    yield scenario, f"{scenario}: {name}", holds
 
     def _orderings(self, scenario: Scenario) -> list[tuple[str, bool]]:
         def least(metric: str, policy: str, others: Sequence[str]) -> bool:
@@ -189,14 +191,13 @@ class SVFReport:
         for scenario in self.scenarios:
             lines += ["", f"**{scenario}**", "", *self._table(scenario)]
         lines += ["", _NOTE, "", "| published ordering | came out |", "|---|---|"]
-        lines += [f"| {name} | {self._verdict(name, holds)} |" for name, holds in self.orderings.items()]
+        lines += [f"| {name} | {self._verdict(scenario, holds)} |" for scenario, name, holds in self._judged()]
         return "\n".join(lines) + "\n"
 
-    def _verdict(self, name: str, holds: bool) -> str:
+    def _verdict(self, scenario: Scenario, holds: bool) -> str:
         """'equal' where memory was never short: there is nothing to tell the policies apart then."""
         if not holds:
             return "no"
-        scenario = next(each for each in self.scenarios if name.startswith(f"{each}: "))
         return "equal: memory was never short" if self._is_without_effect(scenario) else "yes"
 
     def _is_without_effect(self, scenario: Scenario) -> bool:

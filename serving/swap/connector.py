@@ -297,5 +297,5 @@ def _num_host_blocks(options: Mapping[str, Any], kv_cache_config: Any) -> int:
     size = block_bytes(kv_cache_config)
     num_host_blocks = int(options["host_bytes"]) // size
     if num_host_blocks < 1:
-        raise ConfigurationError(f"host_kv_bytes={options['host_bytes']} holds no block; one takes {size} bytes")
+        raise ConfigurationError(f"{options['host_bytes']} bytes of host memory hold no block; one takes {size} bytes")
     return num_host_blocks

@@ -51,14 +51,20 @@ def test_a_second_preemption_copies_only_what_is_new() -> None:
     assert pool.num_valid("a") == 13
 
 
-def test_a_copy_that_is_kept_makes_no_room() -> None:
+def full_of_clean_copies(back: str) -> HostPool:
+    """A pool of six blocks with a copy of `a` and one of `b`, both of them back on the device in this order."""
     pool = HostPool(6)
     for request_id in "ab":
         out(pool, request_id, 3, 12)
     pool.end_step()
-    for request_id in "ab":
+    for request_id in back:
         pool.plan_in(request_id, 0, 12, [[1, 2, 3]])
     pool.end_step()
+    return pool
+
+
+def test_a_copy_that_is_kept_makes_no_room() -> None:
+    pool = full_of_clean_copies(back="ab")
     pool.kept = {"a"}
     assert pool.num_available == 3
     assert out(pool, "c", 4, 16) is None
@@ -68,13 +74,7 @@ def test_a_copy_that_is_kept_makes_no_room() -> None:
 
 
 def test_clean_copies_make_room_oldest_first() -> None:
-    pool = HostPool(6)
-    for request_id in "ab":
-        out(pool, request_id, 3, 12)
-    pool.end_step()
-    for request_id in "ba":
-        pool.plan_in(request_id, 0, 12, [[1, 2, 3]])
-    pool.end_step()
+    pool = full_of_clean_copies(back="ba")
     assert pool.num_free == 0
     assert pool.num_available == 6
     assert len(out(pool, "c", 2, 8)) == 2

@@ -501,7 +501,7 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
 def test_a_report_is_not_mixed_with_something_else(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", request())
     before = sorted((tmp_path / "run").iterdir())
-    with pytest.raises(ConfigurationError, match=r"run holds '.*' and not a report"):
+    with pytest.raises(ConfigurationError, match=r"run holds '.*' and no report: give an empty or new folder"):
         write_report([run], tmp_path / "run")
     assert sorted((tmp_path / "run").iterdir()) == before
 

@@ -233,7 +233,10 @@ def test_the_command_says_what_cannot_work(tmp_path: Path, arguments: list[str],
 def test_a_reproduction_is_not_mixed_with_something_else(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     result = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path)], env={"COLUMNS": "300"})
-    assert (result.exit_code, "holds 'config.json' and not a reproduction" in result.output) == (1, True)
+    assert (
+        result.exit_code,
+        "holds 'config.json' and no reproduction: give an empty or new folder" in result.output,
+    ) == (1, True)
 
 
 def test_two_reproductions_at_once_do_not_share_a_folder(tmp_path: Path) -> None:

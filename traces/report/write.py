@@ -73,7 +73,7 @@ def write_report(runs: RunFolder | str | Path | Sequence[RunFolder | str | Path]
 
 def _prepare(folder: Path) -> None:
     """Says before the work that its result could not be written."""
-    require_own_folder(folder, (PAGE,), "a report")
+    require_own_folder(folder, (PAGE,), "report")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for pattern in ("timeline-*.png", "trace-*.json"):  # of an earlier report, of other runs perhaps

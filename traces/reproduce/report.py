@@ -9,7 +9,7 @@ from typing import Any
 
 from stream2llm_sdk.traces.reproduce.cells import OUR_ARMS, Figures, Fit
 from stream2llm_sdk.traces.reproduce.gains import BEST_ARM, Gain, gains
-from stream2llm_sdk.traces.reproduce.judgement import PERCENTILES, CellJudgement, Judge
+from stream2llm_sdk.traces.reproduce.judgement import PERCENTILES, TOLERANCES, CellJudgement, Judge
 from stream2llm_sdk.traces.reproduce.published import ARMS, PUBLISHED, PublishedRun
 
 __all__ = ["Reproduction"]
@@ -18,12 +18,6 @@ _FITTED = (
     "Fitted: the share of its peak that each device reaches in prefill, to the P50 without streaming at the two lowest "
     "rates; and the number of KV blocks under pressure, to FCFS's preemptions with recomputation. The step's overhead "
     "(3 ms) and messaging (2 ms) are assumed, traces are drawn from the published statistics. All else is prediction."
-)
-
-_TOLERANCES = (
-    "The published system's own decisions, run here. By the noise between draws, a figure misses where it is off by a "
-    "factor of more than, at P50, P95 and P99: without streaming 1.1 (fitted rates; others 1.25), 1.25, 1.25; "
-    "streaming 2, 1.5, 1.5; at 4 a second 1.35, 2, 2.7."
 )
 
 
@@ -99,7 +93,7 @@ class Reproduction:
         yield "\n| figure | value |\n|---|---|"
         yield from (f"| `{name}` | {value:.3f} |" for name, value in self.figures.items())
         yield "\n## TTFT from the complete context: simulated / published, P50 · P95 · P99 in s; a miss is marked ✗"
-        yield f"\n{_TOLERANCES}"
+        yield f"\nThe published system's own decisions, run here. {TOLERANCES}"
         for workload in ("crawler", "anns"):
             yield from self._cells(workload)
         yield from self._pressure()
