@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from stream2llm_sdk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from stream2llm_sdk.retrievers.address_guard import AddressGuard
-    from stream2llm_sdk.retrievers.convert_pool import ConverterPool
-    from stream2llm_sdk.retrievers.crawler import CrawlerRetriever
-    from stream2llm_sdk.retrievers.diskann import DiskANNRetriever
-    from stream2llm_sdk.retrievers.diskann_build import BuildOptions
-    from stream2llm_sdk.retrievers.diskann_index import DiskANNIndex, build_index
-    from stream2llm_sdk.retrievers.diskann_search import EmissionGate
+    from stream2llm_sdk.retrievers.diskann.build import BuildOptions
+    from stream2llm_sdk.retrievers.diskann.index import DiskANNIndex, build_index
+    from stream2llm_sdk.retrievers.diskann.retriever import DiskANNRetriever
+    from stream2llm_sdk.retrievers.diskann.search import EmissionGate
     from stream2llm_sdk.retrievers.embedding import Embedder, WordLlamaEmbedder
     from stream2llm_sdk.retrievers.search_provider import FixedSeeds, SearchHit, SearchProvider, SearxNGSearch
+    from stream2llm_sdk.retrievers.web.address_guard import AddressGuard
+    from stream2llm_sdk.retrievers.web.convert_pool import ConverterPool
+    from stream2llm_sdk.retrievers.web.crawler import CrawlerRetriever
 
 __all__ = [
     "AddressGuard",
@@ -35,20 +35,20 @@ __all__ = [
 ]
 
 _MODULES = {
-    "AddressGuard": "address_guard",
-    "BuildOptions": "diskann_build",
-    "ConverterPool": "convert_pool",
-    "CrawlerRetriever": "crawler",
-    "DiskANNIndex": "diskann_index",
-    "DiskANNRetriever": "diskann",
+    "AddressGuard": "web.address_guard",
+    "BuildOptions": "diskann.build",
+    "ConverterPool": "web.convert_pool",
+    "CrawlerRetriever": "web.crawler",
+    "DiskANNIndex": "diskann.index",
+    "DiskANNRetriever": "diskann.retriever",
     "Embedder": "embedding",
-    "EmissionGate": "diskann_search",
+    "EmissionGate": "diskann.search",
     "FixedSeeds": "search_provider",
     "SearchHit": "search_provider",
     "SearchProvider": "search_provider",
     "SearxNGSearch": "search_provider",
     "WordLlamaEmbedder": "embedding",
-    "build_index": "diskann_index",
+    "build_index": "diskann.index",
 }
 
 # The parts need different extras, and each takes its time to import.

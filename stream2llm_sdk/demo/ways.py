@@ -312,7 +312,7 @@ class Demo:
         return retrievers
 
     def _crawler(self, site: PydocSite | None) -> Retriever:
-        from stream2llm_sdk.retrievers.crawler import CrawlerRetriever
+        from stream2llm_sdk.retrievers.web.crawler import CrawlerRetriever
 
         options = self._options
         if site is None:
@@ -328,9 +328,9 @@ class Demo:
 
     @asynccontextmanager
     async def _diskann(self, site: PydocSite) -> AsyncIterator[Retriever]:
-        from stream2llm_sdk.retrievers.diskann import DiskANNRetriever
-        from stream2llm_sdk.retrievers.diskann_index import build_index
-        from stream2llm_sdk.retrievers.diskann_search import EmissionGate
+        from stream2llm_sdk.retrievers.diskann.index import build_index
+        from stream2llm_sdk.retrievers.diskann.retriever import DiskANNRetriever
+        from stream2llm_sdk.retrievers.diskann.search import EmissionGate
 
         chunks = passages(site.pages)
         with tempfile.TemporaryDirectory(prefix="stream2llm-demo-") as folder:

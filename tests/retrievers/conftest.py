@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests import their helpers by 
 
 from web_server import WebServer
 
-from stream2llm_sdk.retrievers.convert_pool import ConverterPool
-from stream2llm_sdk.retrievers.crawler import CrawlerRetriever
+from stream2llm_sdk.retrievers.web.convert_pool import ConverterPool
+from stream2llm_sdk.retrievers.web.crawler import CrawlerRetriever
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from stream2llm_sdk.errors import AddressNotAllowedError, ConfigurationError, FetchError
-from stream2llm_sdk.retrievers.address_guard import AddressGuard
+from stream2llm_sdk.retrievers.web.address_guard import AddressGuard
 
 FORBIDDEN_URLS = [
     # schemes

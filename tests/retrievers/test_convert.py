@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stream2llm_sdk.retrievers.convert import convert_html, prepare_crawl4ai
+from stream2llm_sdk.retrievers.web.convert import convert_html, prepare_crawl4ai
 
 prepare_crawl4ai()
 

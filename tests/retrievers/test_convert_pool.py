@@ -12,7 +12,7 @@ import pytest
 from processes import children, is_running, until
 
 from stream2llm_sdk.errors import FetchError, RetrievalError
-from stream2llm_sdk.retrievers.convert_pool import ConverterPool
+from stream2llm_sdk.retrievers.web.convert_pool import ConverterPool
 
 SPIN_HTML = "<p>spin</p>"
 QUICK_HTML = "<p>quick</p>"
@@ -105,7 +105,7 @@ async def test_jobs_end_with_the_application(stub: Path, tmp_path: Path) -> None
     script.write_text(
         "import asyncio, os, sys\n"
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from stream2llm_sdk.retrievers.convert_pool import ConverterPool\n"
+        "from stream2llm_sdk.retrievers.web.convert_pool import ConverterPool\n"
         "print('started', flush=True)\n"
         "async def main():\n"
         "    pool = ConverterPool(1)\n"

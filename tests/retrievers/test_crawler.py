@@ -19,10 +19,10 @@ from web_server import WebServer, head, page
 
 from stream2llm_sdk.context import Append, ContextMode, Retriever, SourceFailure
 from stream2llm_sdk.errors import AddressNotAllowedError, ConfigurationError, RetrievalError
-from stream2llm_sdk.retrievers.address_guard import AddressGuard
-from stream2llm_sdk.retrievers.convert_pool import ConverterPool
-from stream2llm_sdk.retrievers.crawler import CrawlerRetriever
 from stream2llm_sdk.retrievers.search_provider import SearchHit
+from stream2llm_sdk.retrievers.web.address_guard import AddressGuard
+from stream2llm_sdk.retrievers.web.convert_pool import ConverterPool
+from stream2llm_sdk.retrievers.web.crawler import CrawlerRetriever
 
 MakeCrawler = Callable[..., CrawlerRetriever]
 FORBIDDEN = "http://10.0.0.1/"
@@ -312,7 +312,7 @@ async def test_name_is_resolved_once_and_its_answer_is_what_is_connected_to(
 
 async def test_session_opens_no_socket_to_a_forbidden_address(web: WebServer) -> None:
     """The check at the socket stands by itself: it holds for a URL that no other check has seen."""
-    from stream2llm_sdk.retrievers.fetch import guarded_session
+    from stream2llm_sdk.retrievers.web.fetch import guarded_session
 
     async with guarded_session(AddressGuard()) as session:
         for host in ("127.0.0.1", "[::ffff:127.0.0.1]", "localhost"):

@@ -17,11 +17,11 @@ import pytest
 
 from stream2llm_sdk.context import ContextMode, Replace, Retriever
 from stream2llm_sdk.errors import ConfigurationError, IndexFormatError, RetrievalError
-from stream2llm_sdk.retrievers.diskann import DiskANNRetriever
-from stream2llm_sdk.retrievers.diskann_build import BuildOptions
-from stream2llm_sdk.retrievers.diskann_index import DiskANNIndex, build_index
-from stream2llm_sdk.retrievers.diskann_layout import GRAPH_FILE
-from stream2llm_sdk.retrievers.diskann_search import EmissionGate, SearchOptions
+from stream2llm_sdk.retrievers.diskann.build import BuildOptions
+from stream2llm_sdk.retrievers.diskann.index import DiskANNIndex, build_index
+from stream2llm_sdk.retrievers.diskann.layout import GRAPH_FILE
+from stream2llm_sdk.retrievers.diskann.retriever import DiskANNRetriever
+from stream2llm_sdk.retrievers.diskann.search import EmissionGate, SearchOptions
 from stream2llm_sdk.retrievers.embedding import Embedder, WordLlamaEmbedder, embed_unit_vectors
 
 FACTS = {

@@ -20,17 +20,17 @@ import pytest
 
 from stream2llm_sdk.context import Chunk
 from stream2llm_sdk.errors import ConfigurationError, IndexFormatError, MissingExtraError, RetrievalError
-from stream2llm_sdk.retrievers.diskann_build import BuildOptions
-from stream2llm_sdk.retrievers.diskann_index import DiskANNIndex, build_index
-from stream2llm_sdk.retrievers.diskann_layout import (
+from stream2llm_sdk.retrievers.diskann.build import BuildOptions
+from stream2llm_sdk.retrievers.diskann.index import DiskANNIndex, build_index
+from stream2llm_sdk.retrievers.diskann.layout import (
     GRAPH_FILE,
     METADATA_FILE,
     PQ_CODES_FILE,
     PQ_PIVOTS_FILE,
     read_layout,
 )
-from stream2llm_sdk.retrievers.diskann_manifest import INDEX_FILES, MANIFEST_FILE
-from stream2llm_sdk.retrievers.diskann_search import SearchOptions
+from stream2llm_sdk.retrievers.diskann.manifest import INDEX_FILES, MANIFEST_FILE
+from stream2llm_sdk.retrievers.diskann.search import SearchOptions
 
 LAYOUT_FILES = (METADATA_FILE, GRAPH_FILE, PQ_PIVOTS_FILE, PQ_CODES_FILE)
 
@@ -187,8 +187,8 @@ def test_an_error_of_the_native_build_is_told(tmp_path: Path) -> None:
 BUILD_SCRIPT = """
 import sys
 import numpy as np
-from stream2llm_sdk.retrievers.diskann_build import BuildOptions
-from stream2llm_sdk.retrievers.diskann_index import build_index
+from stream2llm_sdk.retrievers.diskann.build import BuildOptions
+from stream2llm_sdk.retrievers.diskann.index import build_index
 
 class Embedder:
     name, dim = "random", 64
@@ -208,7 +208,7 @@ def child_of(pid: int, deadline_s: float = 120) -> int:
             int(child)
             for task in Path(f"/proc/{pid}/task").iterdir()
             for child in (task / "children").read_text().split()
-            if b"diskann_native_build" in Path(f"/proc/{child}/cmdline").read_bytes()
+            if b"diskann/native_build" in Path(f"/proc/{child}/cmdline").read_bytes()
         ]
         if children:
             return children[0]
@@ -468,7 +468,7 @@ def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
 
 def test_importing_the_retriever_loads_no_heavy_library() -> None:
     script = (
-        "import sys, stream2llm_sdk.retrievers.diskann\n"
+        "import sys, stream2llm_sdk.retrievers.diskann.retriever\n"
         "print({'numba', 'diskannpy', 'wordllama', 'tokenizers', 'torch'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)

@@ -18,11 +18,11 @@ import numpy.typing as npt
 import pytest
 
 from stream2llm_sdk.errors import ConfigurationError, IndexFormatError, RetrievalError
-from stream2llm_sdk.retrievers import diskann_kernel
-from stream2llm_sdk.retrievers.diskann_build import BuildOptions
-from stream2llm_sdk.retrievers.diskann_index import DiskANNIndex, build_index
-from stream2llm_sdk.retrievers.diskann_layout import GRAPH_FILE, SECTOR_BYTES, read_layout
-from stream2llm_sdk.retrievers.diskann_search import (
+from stream2llm_sdk.retrievers.diskann import kernel as diskann_kernel
+from stream2llm_sdk.retrievers.diskann.build import BuildOptions
+from stream2llm_sdk.retrievers.diskann.index import DiskANNIndex, build_index
+from stream2llm_sdk.retrievers.diskann.layout import GRAPH_FILE, SECTOR_BYTES, read_layout
+from stream2llm_sdk.retrievers.diskann.search import (
     BeamSearch,
     EmissionGate,
     Graph,
@@ -30,7 +30,7 @@ from stream2llm_sdk.retrievers.diskann_search import (
     SearchOptions,
     SearchStatus,
 )
-from stream2llm_sdk.retrievers.shared_file import SharedFile
+from stream2llm_sdk.retrievers.diskann.shared_file import SharedFile
 
 Vectors = npt.NDArray[np.float32]
 

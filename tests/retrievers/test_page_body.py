@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from stream2llm_sdk.errors import FetchError
-from stream2llm_sdk.retrievers.page_body import decode_text, read_capped
+from stream2llm_sdk.retrievers.web.page_body import decode_text, read_capped
 
 TEXT = b"".join(b"line %d\n" % number for number in range(5000))
 

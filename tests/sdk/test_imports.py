@@ -70,9 +70,9 @@ for name in modules:
 
 from stream2llm_sdk import StreamingRAG, load_tokenizer
 from stream2llm_sdk.demo.model import ensure_demo_model
-from stream2llm_sdk.retrievers.crawler import CrawlerRetriever
-from stream2llm_sdk.retrievers.diskann_index import build_index
-from stream2llm_sdk.retrievers.diskann_search import load_kernel
+from stream2llm_sdk.retrievers.web.crawler import CrawlerRetriever
+from stream2llm_sdk.retrievers.diskann.index import build_index
+from stream2llm_sdk.retrievers.diskann.search import load_kernel
 from stream2llm_sdk.retrievers.embedding import WordLlamaEmbedder
 from stream2llm_sdk.serving.metrics import SchedulerMetrics
 from stream2llm_sdk.serving.vllm_engine import Stream2LLMEngine

@@ -15,7 +15,8 @@ import pytest
 
 import stream2llm_sdk
 from stream2llm_sdk.context import Append, Chunk
-from stream2llm_sdk.retrievers import CrawlerRetriever, crawler
+from stream2llm_sdk.retrievers import CrawlerRetriever
+from stream2llm_sdk.retrievers.web import crawler
 from stream2llm_sdk.serving import POLICIES, Stream2LLMEngine, vllm_engine
 from stream2llm_sdk.testing import FakeEngine
 

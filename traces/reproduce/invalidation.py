@@ -19,7 +19,7 @@ import numpy.typing as npt
 from stream2llm_sdk.placement import ChunkOrder, arranged
 
 if TYPE_CHECKING:
-    from stream2llm_sdk.retrievers.diskann import DiskANNRetriever
+    from stream2llm_sdk.retrievers.diskann.retriever import DiskANNRetriever
 
 __all__ = ["invalidated_tokens_ratio"]
 
@@ -52,9 +52,9 @@ def invalidated_tokens_ratio(*, seed: int = 0) -> float:
     Raises:
         MissingExtraError: the extra `diskann` is not installed.
     """
-    from stream2llm_sdk.retrievers.diskann import DiskANNRetriever
-    from stream2llm_sdk.retrievers.diskann_index import build_index
-    from stream2llm_sdk.retrievers.diskann_search import EmissionGate
+    from stream2llm_sdk.retrievers.diskann.index import build_index
+    from stream2llm_sdk.retrievers.diskann.retriever import DiskANNRetriever
+    from stream2llm_sdk.retrievers.diskann.search import EmissionGate
 
     every_change = EmissionGate(min_stable_expansions=0, min_rank_factor=0.0)
     with tempfile.TemporaryDirectory() as folder:

@@ -20,8 +20,8 @@ from crawl4ai.async_crawler_strategy import AsyncHTTPCrawlerStrategy
 from crawl4ai.models import AsyncCrawlResponse
 
 from stream2llm_sdk.errors import FetchError
-from stream2llm_sdk.retrievers.address_guard import AddressGuard
-from stream2llm_sdk.retrievers.page_body import decode_text, read_capped
+from stream2llm_sdk.retrievers.web.address_guard import AddressGuard
+from stream2llm_sdk.retrievers.web.page_body import decode_text, read_capped
 
 __all__ = ["GuardedHTTPStrategy", "guarded_session"]
 

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stream2llm_sdk.errors import ConfigurationError, IndexFormatError, MissingExtraError, RetrievalError
-from stream2llm_sdk.retrievers.diskann_layout import GRAPH_FILE, SECTOR_BYTES, DiskLayout
-from stream2llm_sdk.retrievers.shared_file import SharedFile
+from stream2llm_sdk.retrievers.diskann.layout import GRAPH_FILE, SECTOR_BYTES, DiskLayout
+from stream2llm_sdk.retrievers.diskann.shared_file import SharedFile
 
 __all__ = ["BeamSearch", "EmissionGate", "Graph", "Pool", "SearchOptions", "SearchStatus", "load_kernel"]
 
@@ -265,7 +265,7 @@ def load_kernel() -> ModuleType:
         MissingExtraError: numba is not installed.
     """
     try:
-        from stream2llm_sdk.retrievers import diskann_kernel
+        from stream2llm_sdk.retrievers.diskann import kernel
     except ImportError as error:
         raise MissingExtraError("numba", "diskann") from error
-    return diskann_kernel
+    return kernel

@@ -18,15 +18,15 @@ from types import TracebackType
 from typing import Any
 
 from stream2llm_sdk.errors import FetchError, RetrievalError
-from stream2llm_sdk.retrievers.convert import ConvertedPage, prepare_crawl4ai
-from stream2llm_sdk.retrievers.convert_process import FRAME_HEAD, pack_frame
+from stream2llm_sdk.retrievers.web.convert import ConvertedPage, prepare_crawl4ai
+from stream2llm_sdk.retrievers.web.convert_process import FRAME_HEAD, pack_frame
 
 __all__ = ["ConverterPool"]
 
 _PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from stream2llm_sdk.retrievers.convert_process import serve
+from stream2llm_sdk.retrievers.web.convert_process import serve
 serve(int(sys.argv[2]))
 """
 _ATTEMPTS = 2

@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 from stream2llm_sdk.context import Append, ContextMode, ContextUpdate, SourceFailure
 from stream2llm_sdk.errors import ConfigurationError, MissingExtraError
-from stream2llm_sdk.retrievers.address_guard import AddressGuard, HostLookup, system_lookup
-from stream2llm_sdk.retrievers.convert import prepare_crawl4ai
-from stream2llm_sdk.retrievers.convert_pool import ConverterPool
-from stream2llm_sdk.retrievers.crawl import CrawlLimits, PageReader, read_pages, search_pages
 from stream2llm_sdk.retrievers.search_provider import FixedSeeds, SearchProvider
+from stream2llm_sdk.retrievers.web.address_guard import AddressGuard, HostLookup, system_lookup
+from stream2llm_sdk.retrievers.web.convert import prepare_crawl4ai
+from stream2llm_sdk.retrievers.web.convert_pool import ConverterPool
+from stream2llm_sdk.retrievers.web.crawl import CrawlLimits, PageReader, read_pages, search_pages
 
 __all__ = ["CrawlerRetriever"]
 
@@ -248,7 +248,7 @@ async def _import_fetch() -> Any:
 
 def _import_in_thread() -> ModuleType:
     prepare_crawl4ai()
-    return importlib.import_module("stream2llm_sdk.retrievers.fetch")
+    return importlib.import_module("stream2llm_sdk.retrievers.web.fetch")
 
 
 async def _cancel_and_wait(task: asyncio.Task[None]) -> None:

@@ -21,9 +21,9 @@ import numpy as np
 
 from stream2llm_sdk.context import Chunk
 from stream2llm_sdk.errors import ConfigurationError, MissingExtraError, RetrievalError
-from stream2llm_sdk.retrievers.diskann_layout import INDEX_PREFIX, read_layout
-from stream2llm_sdk.retrievers.diskann_manifest import INDEX_FILES, MANIFEST_FILE, FileRecord, Manifest
-from stream2llm_sdk.retrievers.document_store import DocumentWriter, as_chunk
+from stream2llm_sdk.retrievers.diskann.document_store import DocumentWriter, as_chunk
+from stream2llm_sdk.retrievers.diskann.layout import INDEX_PREFIX, read_layout
+from stream2llm_sdk.retrievers.diskann.manifest import INDEX_FILES, MANIFEST_FILE, FileRecord, Manifest
 from stream2llm_sdk.retrievers.embedding import Embedder, embed_unit_vectors
 
 __all__ = ["BuildOptions", "build_files"]
@@ -175,7 +175,7 @@ def _build_graph(work: Path, options: BuildOptions, dim: int) -> None:
             "num_of_pq_chunks": dim // _DIMENSIONS_A_PQ_CHUNK,
         },
     }
-    script = Path(__file__).with_name("diskann_native_build.py")
+    script = Path(__file__).with_name("native_build.py")
     result = subprocess.run(
         [sys.executable, "-P", str(script)],
         input=json.dumps(request).encode(),

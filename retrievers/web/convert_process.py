@@ -23,7 +23,7 @@ import struct
 from io import BufferedRWPair
 from typing import Any, NoReturn
 
-from stream2llm_sdk.retrievers.convert import convert_html, prepare_crawl4ai
+from stream2llm_sdk.retrievers.web.convert import convert_html, prepare_crawl4ai
 
 __all__ = ["FRAME_HEAD", "pack_frame", "serve"]
 

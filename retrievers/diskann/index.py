@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from stream2llm_sdk.context import Chunk
 from stream2llm_sdk.errors import ConfigurationError, IndexFormatError, RetrievalError
-from stream2llm_sdk.retrievers.diskann_build import BuildOptions, build_files
-from stream2llm_sdk.retrievers.diskann_layout import GRAPH_FILE, METADATA_FILE, DiskLayout, read_layout
-from stream2llm_sdk.retrievers.diskann_manifest import Manifest
-from stream2llm_sdk.retrievers.diskann_search import BeamSearch, Graph, SearchOptions, SearchStatus
-from stream2llm_sdk.retrievers.document_store import DocumentStore
+from stream2llm_sdk.retrievers.diskann.build import BuildOptions, build_files
+from stream2llm_sdk.retrievers.diskann.document_store import DocumentStore
+from stream2llm_sdk.retrievers.diskann.layout import GRAPH_FILE, METADATA_FILE, DiskLayout, read_layout
+from stream2llm_sdk.retrievers.diskann.manifest import Manifest
+from stream2llm_sdk.retrievers.diskann.search import BeamSearch, Graph, SearchOptions, SearchStatus
+from stream2llm_sdk.retrievers.diskann.shared_file import SharedFile
 from stream2llm_sdk.retrievers.embedding import Embedder, WordLlamaEmbedder, embed_unit_vectors
-from stream2llm_sdk.retrievers.shared_file import SharedFile
 
 __all__ = ["DiskANNIndex", "build_index"]
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from stream2llm_sdk.context import Append, Chunk, SourceFailure
 from stream2llm_sdk.errors import ConfigurationError, FetchError, RetrievalError
-from stream2llm_sdk.retrievers.convert import ConvertedPage
-from stream2llm_sdk.retrievers.convert_pool import ConverterPool
 from stream2llm_sdk.retrievers.search_provider import SearchHit, SearchProvider
+from stream2llm_sdk.retrievers.web.convert import ConvertedPage
+from stream2llm_sdk.retrievers.web.convert_pool import ConverterPool
 
 if TYPE_CHECKING:
     from crawl4ai.models import AsyncCrawlResponse
 
-    from stream2llm_sdk.retrievers.fetch import GuardedHTTPStrategy
+    from stream2llm_sdk.retrievers.web.fetch import GuardedHTTPStrategy
 
 __all__ = ["CrawlLimits", "PageReader", "read_pages", "search_pages"]
 

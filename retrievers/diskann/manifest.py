@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from stream2llm_sdk.errors import IndexFormatError
-from stream2llm_sdk.retrievers.diskann_layout import GRAPH_FILE, METADATA_FILE, PQ_CODES_FILE, PQ_PIVOTS_FILE
-from stream2llm_sdk.retrievers.document_store import DOCUMENTS_FILE, OFFSETS_FILE
+from stream2llm_sdk.retrievers.diskann.document_store import DOCUMENTS_FILE, OFFSETS_FILE
+from stream2llm_sdk.retrievers.diskann.layout import GRAPH_FILE, METADATA_FILE, PQ_CODES_FILE, PQ_PIVOTS_FILE
 
 __all__ = ["INDEX_FILES", "MANIFEST_FILE", "FileRecord", "Manifest"]
 

@@ -1,6 +1,6 @@
 """DiskANN's native build in a process of its own.
 
-Run as a script by `diskann_index`, with the request as JSON on standard input. The native build holds the
+Run as a script by `build`, with the request as JSON on standard input. The native build holds the
 interpreter lock from start to end (minutes for a million vectors), prints to standard output, and can panic;
 here none of that reaches the application. This file imports nothing of the package.
 """

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from stream2llm_sdk.context import Chunk, ContextMode, Replace
 from stream2llm_sdk.errors import ConfigurationError, RetrievalError
-from stream2llm_sdk.retrievers.diskann_index import DiskANNIndex
-from stream2llm_sdk.retrievers.diskann_search import BeamSearch, EmissionGate, Pool, SearchOptions, SearchStatus
+from stream2llm_sdk.retrievers.diskann.index import DiskANNIndex
+from stream2llm_sdk.retrievers.diskann.search import BeamSearch, EmissionGate, Pool, SearchOptions, SearchStatus
 
 __all__ = ["DiskANNRetriever"]
 

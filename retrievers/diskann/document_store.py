@@ -12,7 +12,7 @@ import numpy as np
 
 from stream2llm_sdk.context import Chunk
 from stream2llm_sdk.errors import ConfigurationError, IndexFormatError
-from stream2llm_sdk.retrievers.shared_file import SharedFile
+from stream2llm_sdk.retrievers.diskann.shared_file import SharedFile
 
 __all__ = ["DocumentStore", "DocumentWriter", "as_chunk"]
 

@@ -1,0 +1,1 @@
+"""DiskANN: building, opening and searching an index on disk."""

@@ -1,0 +1,1 @@
+"""The web as context: fetching, converting and crawling pages."""
