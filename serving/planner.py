@@ -165,20 +165,31 @@ class _Walk:
         tables, block_size = self.kv.plain_tables
         lookahead = self.limits.lookahead_tokens
         stuck: list[Candidate] = []
+        num_decoding = 0  # tokens of those that decode, not taken from the budget yet
+        budget = self.num_tokens
+        takes_blocks = block_size and not lookahead and self.limits.shares is None
+        watermark = self.limits.watermark_blocks
         for candidate in candidates:
-            if candidate.takes_one:  # decodes: most of what there is, and nearly free
-                request = candidate.request
-                request_id = request.request_id
-                if request.num_computed_tokens + lookahead < len(tables.get(request_id, ())) * block_size:
-                    if request_id not in evicted:
-                        served[request_id] = 1
-                        self.num_tokens -= 1
-                        if self.num_tokens <= 0:
-                            break
+            request = candidate.request
+            request_id = request.request_id
+            if candidate.takes_one and request_id not in evicted:  # decodes: most of what there is, and nearly free
+                has_room = request.num_computed_tokens + lookahead < len(tables.get(request_id, ())) * block_size
+                if not has_room and takes_blocks and self.num_free > (watermark if self._admits else 0):
+                    has_room = True
+                    self.num_free -= 1
+                    self._num_taken += 1
+                if has_room:
+                    served[request_id] = 1
+                    num_decoding += 1
+                    if num_decoding >= budget:
+                        break
                     continue
-            if candidate.is_ready and candidate.request.request_id not in self._evicted:
+            if candidate.is_ready and request_id not in evicted:
+                self.num_tokens -= num_decoding
+                num_decoding = 0
                 self._consider(candidate)
-                if self.num_tokens <= 0:
+                budget = self.num_tokens
+                if budget <= 0:
                     break
                 if not served:
                     stuck.append(candidate)

@@ -77,10 +77,16 @@ class RequestOrder:
         """Adds a request, or moves it to where its new key belongs."""
         request_id = request.request_id
         place = self._places.get(request_id)
-        if place is not None:
-            if place == (tenant, key):
+        if place == (tenant, key):
+            return
+        if place is not None and place[0] == tenant:
+            entries = self._lists[tenant]
+            index = bisect_left(entries, place[1], key=_KEY)
+            if _lies_between(entries, index, key):  # often: being admitted does not change who comes first
+                entries[index] = key, request
+                self._places[request_id] = tenant, key
                 return
-            self.discard(request_id)
+        self.discard(request_id)
         self._places[request_id] = tenant, key
         insort(self._lists.setdefault(tenant, []), (key, request), key=_KEY)
 
@@ -92,3 +98,8 @@ class RequestOrder:
             del entries[bisect_left(entries, key, key=_KEY)]
             if not entries:
                 del self._lists[tenant]
+
+
+def _lies_between(entries: list[Entry], index: int, key: SortKey) -> bool:
+    """Whether the entry at `index` would stay where it is with another key."""
+    return (index == 0 or entries[index - 1][0] < key) and (index + 1 == len(entries) or key < entries[index + 1][0])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -71,12 +70,12 @@ class Stream2LLMScheduler(AdmittingScheduler):
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         # vLLM asks for every request in every step.
         if (plan := self._plan) is not None:
-            request_id = request.request_id
-            if request_id not in plan.num_tokens:
+            granted = plan.num_tokens.get(request.request_id, 0)
+            if granted == 0:
                 return 0
             if num_new_tokens == 1 and num_computed_tokens >= request.num_prompt_tokens:
                 return 1  # an output token: the prompt is complete
-            num_new_tokens = plan.limit(request_id, num_new_tokens)
+            num_new_tokens = plan.limit(request.request_id, num_new_tokens)
         if not self.num_open and not self.num_prefill_lookahead:
             return num_new_tokens
         return super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
@@ -92,8 +91,11 @@ class Stream2LLMScheduler(AdmittingScheduler):
             self._park_idle_streams()
         if not self._needs_plan() or self._plan_failed or self._pause_state == PauseState.PAUSED_ALL:
             self._plan_failed = False
-            with self._slots_of_parked([request.request_id for request in self.kv_holding_waiting]):
+            hidden_slots = self._hide_slots_of_parked([request.request_id for request in self.kv_holding_waiting])
+            try:
                 output = super().schedule(throttle_prefills)
+            finally:
+                self.num_waiting_for_streaming_input += hidden_slots
         else:
             output = self._schedule_planned(throttle_prefills)
         self._record_step(output)
@@ -134,10 +136,11 @@ class Stream2LLMScheduler(AdmittingScheduler):
                 for victim in plan.victims:
                     self._preempt_victim(victim)
         hidden = self._show_only(plan)
+        hidden_slots = self._hide_slots_of_parked(plan.num_tokens)
         try:
-            with self._slots_of_parked(plan.num_tokens):
-                output = super().schedule(throttle_prefills)
+            output = super().schedule(throttle_prefills)
         finally:
+            self.num_waiting_for_streaming_input += hidden_slots
             self._show_again(hidden)
         # A plan that did not come true (something it cannot see stood in the way) must not be made again for ever.
         # Where only vLLM's sessions hold what others need, vLLM may take it from them.
@@ -165,8 +168,7 @@ class Stream2LLMScheduler(AdmittingScheduler):
                 candidate is not None
                 and candidate.key is key
                 and request.status is running
-                and (num_tokens := request.num_tokens) == request.num_computed_tokens + 1
-                and num_tokens <= longest
+                and request.num_computed_tokens + 1 == request.num_tokens <= longest
                 and not request.num_output_placeholders
                 and not request.spec_token_ids
             ):
@@ -356,7 +358,11 @@ class Stream2LLMScheduler(AdmittingScheduler):
             (holding if self._holds_kv_blocks(request) else waiting).append(request)
         hidden = _Hidden(self.waiting, self.kv_holding_waiting, waiting, holding)
         self._num_hidden = len(self.waiting) + len(self.kv_holding_waiting) - len(waiting) - len(holding)
-        self.waiting, self.kv_holding_waiting = self._queue_of(waiting), self._queue_of(holding)
+        # A queue that is empty anyway hides nothing.
+        if self.waiting:
+            self.waiting = self._queue_of(waiting)
+        if self.kv_holding_waiting:
+            self.kv_holding_waiting = self._queue_of(holding)
         self._plan = plan
         return hidden
 
@@ -371,27 +377,20 @@ class Stream2LLMScheduler(AdmittingScheduler):
         self._num_hidden = 0
         waiting, holding = self.waiting, self.kv_holding_waiting
         self.waiting, self.kv_holding_waiting = hidden.waiting, hidden.kv_holding_waiting
-        _merge(self.waiting, hidden.shown_waiting, waiting)
-        _merge(self.kv_holding_waiting, hidden.shown_holding, holding)
+        if waiting is not self.waiting:
+            _merge(self.waiting, hidden.shown_waiting, waiting)
+        if holding is not self.kv_holding_waiting:
+            _merge(self.kv_holding_waiting, hidden.shown_holding, holding)
 
-    @contextmanager
-    def _slots_of_parked(self, served: Collection[str]) -> Iterator[None]:
+    def _hide_slots_of_parked(self, served: Collection[str]) -> int:
         """vLLM counts `num_waiting_for_streaming_input` as taken request slots. Parked streams take one only in the
         V2 model runner, and only while the worker keeps state of them; so do streams that wait and are not served.
-        One that is served has its slot already: vLLM counts it when it runs."""
-        if not self.parked and not (self.use_v2_model_runner and self._resident):
-            yield
-            return
-        taken = 0
-        if self.use_v2_model_runner:
-            taken = len(self._resident_elsewhere().difference(served))
-        counted = self.num_waiting_for_streaming_input
-        during = counted - len(self.parked) + taken
-        self.num_waiting_for_streaming_input = during
-        try:
-            yield
-        finally:
-            self.num_waiting_for_streaming_input += counted - during
+        One that is served has its slot already: vLLM counts it when it runs. Returns what to add after the step."""
+        hidden = len(self.parked)
+        if self.use_v2_model_runner and self._resident:
+            hidden -= len(self._resident_elsewhere().difference(served))
+        self.num_waiting_for_streaming_input -= hidden
+        return hidden
 
     def _resident_elsewhere(self) -> set[str]:
         """Requests that the worker keeps state of, though they do not run, less vLLM's idle sessions."""

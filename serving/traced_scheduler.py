@@ -104,11 +104,16 @@ class TracedScheduler(Scheduler):
         if not output.scheduled_new_reqs and not resumed:
             return
         admitted = {data.req_id for data in output.scheduled_new_reqs} | resumed
-        # In the order in which vLLM admitted them; a set's own order differs from process to process.
-        for request_id, num_tokens in output.num_scheduled_tokens.items():
+        # In the order in which vLLM admitted them, behind all that ran already.
+        in_order = []
+        for request_id in reversed(output.num_scheduled_tokens):
             if request_id in admitted:
-                request = self.requests[request_id]
-                self._record_admission(request, request.num_computed_tokens - num_tokens)
+                in_order.append(request_id)
+                if len(in_order) == len(admitted):
+                    break
+        for request_id in reversed(in_order):
+            request = self.requests[request_id]
+            self._record_admission(request, request.num_computed_tokens - output.num_scheduled_tokens[request_id])
 
     def _record_admission(self, request: Request, num_computed: int) -> None:
         request_id = request.request_id
@@ -134,7 +139,7 @@ class TracedScheduler(Scheduler):
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         # vLLM asks for every token of every request; only the first ones are of interest.
-        if self._without_output.isdisjoint(scheduler_output.num_scheduled_tokens):
+        if scheduler_output.num_scheduled_tokens.keys().isdisjoint(self._without_output):
             return super().update_from_output(scheduler_output, model_runner_output)
         self._update_request_with_output = self._update_noting_first_token
         try:

@@ -416,3 +416,28 @@ def test_planning_changes_nothing(situation: tuple[list[Candidate], Blocks, Limi
     for c in (*candidates, *before[0]):
         c.rank = 0
     assert (candidates, blocks) == before
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=8),
+    st.integers(0, 4),
+    st.integers(0, 2),
+    st.integers(1, 9),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_short_way_for_those_that_decode_plans_what_the_long_way_does(
+    requests: list[tuple[int, bool]], num_free: int, watermark_blocks: int, num_tokens: int
+) -> None:
+    candidates = [
+        candidate(f"r{rank}", rank, 1 if decodes else 5, num_computed=num_computed, is_running=decodes)
+        for rank, (num_computed, decodes) in enumerate(requests)
+    ]
+    held = {c.request.request_id: -(-c.request.num_computed_tokens // BLOCK_SIZE) for c in candidates}
+    long_way = copy.deepcopy(candidates)
+    for each in long_way:
+        each.takes_one = False
+    limits = {"num_tokens": num_tokens, "watermark_blocks": watermark_blocks}
+    made, expected = (plan(each, Blocks(num_free, held), **limits) for each in (candidates, long_way))
+    assert made.num_tokens == expected.num_tokens
+    assert names(made.victims) == names(expected.victims)
+    assert made.num_blocks_short == expected.num_blocks_short
