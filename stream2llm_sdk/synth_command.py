@@ -100,7 +100,7 @@ def synth(
     popularity_exponent: Annotated[float, typer.Option(help="Zipf exponent of shared documents.")] = 1.0,
     search_gap: Annotated[
         SearchGap, typer.Option(help="The long wait of a vector search: before its first or its last top-k.")
-    ] = SearchGap.FIRST,
+    ] = SearchGap.LAST,
     durations: Annotated[
         Durations, typer.Option(help="Durations of vector searches: of the 500 that were replayed, or of all.")
     ] = Durations.REPLAYED,

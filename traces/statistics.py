@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,9 @@ class WorkloadStatistics:
         num_tokens: of the complete context, the question and the template.
         collection_s: from the question to the last update, which completes the context.
         inter_chunk_ms: from one update to the next; None where all traces have just one. As in the paper, the end of
-            a crawl's search counts as an update, like each page; of a vector search each top-k does.
+            a crawl's search counts as an update, like each page. Of a vector search it is the time for which each top-k
+            but the last stood, which is from the start of its window to the start of the next: the wait before it was
+            sent.
         chunks_per_query: updates of a trace, counted so.
         update: only for traces that replace their context.
     """
@@ -122,12 +125,8 @@ def _statistics(
     num_tokens = [
         num_template_tokens + counts.query(trace) + sum(map(counts.chunk, trace.final_chunks)) for trace in traces
     ]
-    gaps_ms = [
-        1000 * (after.offset_s - before.offset_s)
-        for trace in traces
-        for before, after in zip(trace.updates, trace.updates[1:], strict=False)
-    ]
     is_update = traces[0].mode is ContextMode.UPDATE
+    gaps_ms = [1000 * gap_s for trace in traces for gap_s in _gaps_s(trace)]
     return WorkloadStatistics(
         name=name,
         num_queries=len(traces),
@@ -138,6 +137,14 @@ def _statistics(
         update=_update_statistics(traces, counts) if is_update else None,
         token_source=", ".join(sorted(counts.sources)),
     )
+
+
+def _gaps_s(trace: Trace) -> list[float]:
+    """The times between chunks as they were published."""
+    offsets_s = [timed.offset_s for timed in trace.updates]
+    if trace.mode is ContextMode.UPDATE:
+        offsets_s = [0.0, *offsets_s[:-1]]
+    return [after - before for before, after in pairwise(offsets_s)]
 
 
 def _update_statistics(traces: Sequence[Trace], counts: TokenCounts) -> UpdateStatistics:

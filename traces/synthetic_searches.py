@@ -12,7 +12,7 @@ from stream2llm_sdk.traces.synthesis_options import NUM_QUESTION_TOKENS, NUM_TEM
 
 __all__ = ["Search", "draw_searches"]
 
-# Published: 17,067 times between the chunks of 4,997 searches.
+# Published: 17,067 times between the chunks of 4,997 searches, from the start of one's row to the start of the next.
 _GAP_S = QuantileCurve.of_sample(
     17_067,
     {0.05: 0.00139, 0.25: 0.01125, 0.5: 0.03668, 0.75: 0.12433, 0.95: 0.69880, 0.99: 2.07926},
@@ -25,7 +25,6 @@ _SEARCH_MEDIAN_S_AND_SPREAD = {"replayed": (3.45, 0.47), "all": (3.03, 0.18)}
 _DOCUMENT_MEDIAN_TOKENS, _DOCUMENT_SPREAD, _QUERY_SPREAD = 512.0, 1.27, 0.28
 _DOCUMENT_TOKENS = (20, 40_000)
 _BOOK_SHARE, _BOOK_TOKENS = 0.002, (40_000, 95_000)
-_DISTANCE_FROM_END = 0.5
 _MAX_PROMPT_TOKENS = 110_000
 
 
@@ -50,17 +49,18 @@ def draw_searches(num_searches: int, *, seed: int, options: SynthesisOptions) ->
     """Searches with the statistics published for 4,997 (durations, chunks, waits) and for the 500 that were replayed
     (prompt lengths, collection times).
 
-    * Waits between chunks: independent, through all published quantiles and extremes. There are 3.42 of them a search
-      (17,067 of 4,997) for 4.42 chunks, 0.54 s together: the wait for the first top-k is none of them, and it is the
-      long one. Lognormal, it makes up the rest of the durations. The two published rows differ by 23 % in mean and by
-      58 % at P95, so `options.durations` says which one is met.
+    * Waits: a row of a trace is a top-k and the window of time in which it stood. The published times between chunks go
+      from start to start, so they are all windows but the last (3.42 of 4.42 a search, 0.54 s together), drawn
+      independently through all published quantiles and extremes. The last window, in which the search goes on and
+      finds nothing new, makes up the rest of the durations: it is the long one, lognormal. The replay driver waits for
+      each window and then sends its top-k: the last one comes after the long wait. The two published rows of durations
+      differ by 23 % in mean and by 58 % at P95, so `options.durations` says which one is met.
     * Chunks: lognormal, rounded, 1 to 26, median 4.
     * Documents: lognormal lengths with a small part that those of a search share. 0.2 % are books of 40,000 to 95,000
       tokens (log-uniform): the published P99 of TTFT at the lowest rate, 3.1 s, is that of a prompt of about 75,000
       tokens, which no lognormal distribution with the published P95 of 30,618 has.
-    * A refinement inserts one new document at a geometric(0.5) distance from the end and pushes the last one out. More
-      of them, or further ahead, invalidate more than the published share (just over 10 % of the requests with more than
-      10,000 tokens).
+    * A refinement inserts one new document at a place that is as likely as any other and pushes the last one out. Where
+      it really goes is not published.
 
     Prompts over the limit have all documents of the search halved until the longest one fits.
     """
@@ -68,8 +68,8 @@ def draw_searches(num_searches: int, *, seed: int, options: SynthesisOptions) ->
     num_gaps = np.clip(np.rint(_POOLS_MEDIAN * np.exp(_POOLS_SPREAD * scores)), 1, _MAX_POOLS).astype(int) - 1
     gaps_s = _GAP_S(normal_scores(generator(seed, "search gaps"), int(num_gaps.sum())))
     median_s, spread = _SEARCH_MEDIAN_S_AND_SPREAD[options.durations]
-    first_s = median_s * np.exp(spread * normal_scores(generator(seed, "search waits"), num_searches))
-    distances = generator(seed, "search positions").geometric(_DISTANCE_FROM_END, len(gaps_s))
+    long_s = median_s * np.exp(spread * normal_scores(generator(seed, "search waits"), num_searches))
+    distances = generator(seed, "search positions").integers(1, options.num_documents + 1, len(gaps_s))
     num_documents = options.num_documents + num_gaps
     tokens, ranks = _documents(seed, num_documents, options)
     ends, document_ends = np.cumsum(num_gaps), np.cumsum(num_documents)
@@ -77,9 +77,9 @@ def draw_searches(num_searches: int, *, seed: int, options: SynthesisOptions) ->
     for index, (end, document_end) in enumerate(zip(ends, document_ends, strict=True)):
         gaps = slice(end - num_gaps[index], end)
         documents = slice(document_end - num_documents[index], document_end)
-        waits_s = [first_s[index], *gaps_s[gaps]]
-        if options.search_gap == "last":
-            waits_s = [*waits_s[1:], waits_s[0]]
+        waits_s = [*gaps_s[gaps], long_s[index]]
+        if options.search_gap == "first":
+            waits_s = [long_s[index], *gaps_s[gaps]]
         pools = _pools(options.num_documents, distances[gaps])
         own_tokens = _fitting(tokens[documents], pools, max_prompt_tokens)
         yield Search(np.array(waits_s), pools, own_tokens, None if ranks is None else ranks[documents])

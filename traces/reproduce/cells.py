@@ -73,7 +73,8 @@ class Fit:
     Attributes:
         efficiency: by hardware, share of the peak FLOP/s that prefill reaches. Fitted to the P50 without streaming at
             the two lowest rates.
-        num_blocks: KV blocks of the runs under pressure. Fitted to one of them: ×10, recompute only, FCFS.
+        num_blocks: KV blocks of the crawls under pressure. Fitted to one of them: ×10, recompute only, FCFS. All other
+            runs have as many as the memory of the hardware holds.
     """
 
     efficiency: tuple[tuple[str, float], ...] = (("h200", 0.54), ("h100", 0.515))
@@ -113,12 +114,7 @@ def _traces(workload: Any, num_queries: int, delay_multiplier: float) -> Any:
     from stream2llm_sdk.traces.synthesis import synthesize
     from stream2llm_sdk.traces.synthesis_options import SynthesisOptions
 
-    # Under pressure a search's long wait comes last, so that streams hold KV meanwhile: only so do the published
-    # preemptions come out.
-    is_stretched = delay_multiplier > 1
-    options = SynthesisOptions(
-        delay_multiplier=delay_multiplier, search_gap="last" if is_stretched and workload == "anns" else "first"
-    )
+    options = SynthesisOptions(delay_multiplier=delay_multiplier)
     return synthesize(workload, num_queries, seed=_CONTENT_SEED, options=options)
 
 
@@ -134,7 +130,7 @@ def _requests(cell: Cell) -> Any:
 def _num_blocks(cell: Cell, fit: Fit) -> int:
     from stream2llm_sdk.serving.simulator.hardware import LLAMA_3_1_8B, PROFILES, num_kv_blocks
 
-    if cell.delay_multiplier > 1:
+    if cell.delay_multiplier > 1 and cell.workload == "crawler":
         return fit.num_blocks
     return num_kv_blocks(LLAMA_3_1_8B, PROFILES[cell.hardware], 2, gpu_memory_utilization=_MEMORY_UTILIZATION)
 
