@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
-EXTRAS := cpu,crawler,diskann,demo,metrics,notebooks,predict,traces,plots
+EXTRAS := cpu,crawler,search,diskann,corpus,embeddings,langchain,llamaindex,haystack,demo,metrics,notebooks,predict,traces,plots
 READY := $(VENV)/.ready
+comma := ,
 WHEEL_SITE := build/wheel-site
 DEMO_ARGS ?=
+DOCUMENTATION := python3.11-doc postgresql-doc-15 git-doc debian-reference-en apache2-doc sqlite3-doc debian-policy debian-faq
 
-.PHONY: setup demo test test-fast test-engine test-soak test-upstream lint format types bench constraints clean
+.PHONY: setup system-packages demo test test-fast test-engine test-soak test-upstream lint format types bench constraints clean
 
 setup: $(READY)
 
@@ -20,6 +22,11 @@ $(READY): pyproject.toml constraints/cpu.txt Makefile
 # Once here, and not in every process where Python may not write what it compiled: half of vLLM's import is that.
 	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 	touch $(READY)
+
+# A browser and real HTML pages for the tests, from Debian's packages; tests that miss them are skipped. Needs root.
+system-packages:
+	apt-get update -qq
+	apt-get install -qq -y --no-install-recommends chromium $(DOCUMENTATION) >/dev/null
 
 demo: setup
 	$(BIN)/stream2llm demo $(DEMO_ARGS)
@@ -68,11 +75,15 @@ bench: setup
 	$(BIN)/python tests/benchmarks/prediction_cost.py
 	$(BIN)/python tests/benchmarks/policies.py
 	$(BIN)/python tests/benchmarks/adaptive.py
+	$(BIN)/python tests/benchmarks/crawl.py
+	$(BIN)/python tests/benchmarks/extraction.py
+	$(BIN)/python tests/benchmarks/hit_rate.py
+	$(BIN)/python tests/benchmarks/ann_search.py
 
 # Pins every dependency again, for all supported versions of Python.
 constraints: setup
-	$(UV) pip compile --quiet --universal --python-version 3.11 pyproject.toml --extra cpu --extra crawler \
-		--extra diskann --extra demo --extra metrics --extra notebooks --extra predict --extra traces --extra plots --group dev --no-header --no-annotate --upgrade \
+	$(UV) pip compile --quiet --universal --python-version 3.11 pyproject.toml \
+		$(addprefix --extra ,$(subst $(comma), ,$(EXTRAS))) --group dev --no-header --no-annotate --upgrade \
 		--output-file constraints/cpu.txt
 
 clean:

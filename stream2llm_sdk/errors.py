@@ -2,6 +2,7 @@
 
 Stream2LLMError
 ├── ConfigurationError (also ValueError)
+│   └── BadDocumentError
 ├── MissingExtraError (also ImportError)
 ├── UnsupportedFeatureError
 ├── TraceError
@@ -20,6 +21,7 @@ Stream2LLMError
 └── RetrievalError
     ├── AddressNotAllowedError
     ├── FetchError
+    │   └── RobotsDisallowedError
     └── IndexFormatError
 """
 
@@ -30,6 +32,7 @@ from typing import Any
 
 __all__ = [
     "AddressNotAllowedError",
+    "BadDocumentError",
     "ConfigurationError",
     "EmptyPromptError",
     "EngineBusyError",
@@ -42,6 +45,7 @@ __all__ = [
     "PromptError",
     "PromptTooLongError",
     "RetrievalError",
+    "RobotsDisallowedError",
     "Stream2LLMError",
     "StreamAbortedError",
     "StreamError",
@@ -70,6 +74,10 @@ def _made_again(kind: type[Stream2LLMError], args: tuple[Any, ...], state: dict[
 
 class ConfigurationError(Stream2LLMError, ValueError):
     """An option has a value that cannot work; the message names the value and the way out."""
+
+
+class BadDocumentError(ConfigurationError):
+    """A row of a corpus that cannot be a document; the message names the file, the row and the reason."""
 
 
 class MissingExtraError(Stream2LLMError, ImportError):
@@ -179,6 +187,10 @@ class AddressNotAllowedError(RetrievalError):
 
 class FetchError(RetrievalError):
     """One page could not be fetched."""
+
+
+class RobotsDisallowedError(FetchError):
+    """The site's robots.txt forbids the page, or cannot be read at the moment."""
 
 
 class IndexFormatError(RetrievalError):

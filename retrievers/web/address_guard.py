@@ -21,9 +21,22 @@ __all__ = ["AddressGuard", "HostLookup", "system_lookup"]
 HostLookup = Callable[[str, int], Awaitable[Sequence[str]]]
 """Resolves a host name and a port to addresses in text form; raises OSError for a name that does not exist."""
 
+# Ports on which other protocols listen that an HTTP request could be mistaken for: the "bad ports" of the Fetch
+# standard (https://fetch.spec.whatwg.org/#port-blocking), which no browser connects to.
+# fmt: off
+_BLOCKED_PORTS = frozenset((
+    0, 1, 7, 9, 11, 13, 15, 17, 19, 20, 21, 22, 23, 25, 37, 42, 43, 53, 69, 77, 79, 87, 95, 101, 102, 103, 104, 109,
+    110, 111, 113, 115, 117, 119, 123, 135, 137, 139, 143, 161, 179, 389, 427, 465, 512, 513, 514, 515, 526, 530,
+    531, 532, 540, 548, 554, 556, 563, 587, 601, 636, 989, 990, 993, 995, 1719, 1720, 1723, 2049, 3659, 4045, 4190,
+    5060, 5061, 6000, 6566, 6665, 6666, 6667, 6668, 6669, 6679, 6697, 10080,
+))
+# fmt: on
+
 _IPV4_MAPPED = IPv6Network("::ffff:0:0/96")
 _NAT64 = IPv6Network("64:ff9b::/96")
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
+# The interface identifiers of ISATAP (RFC 5214, section 6.1), which end in an IPv4 address of the site.
+_ISATAP_IDENTIFIERS = (0x00005EFE, 0x02005EFE)
 
 # Networks that `ipaddress` takes for global on some supported versions of Python, or that are routable but
 # lead to the inside: transition mechanisms (6to4 and its relays, Teredo) and a cloud's host agent.
@@ -31,6 +44,7 @@ _NEVER_PUBLIC: tuple[IPv4Network | IPv6Network, ...] = (
     IPv4Network("192.0.0.0/24"),
     IPv4Network("192.88.99.0/24"),
     IPv4Network("168.63.129.16/32"),
+    IPv6Network("64:ff9b:1::/48"),
     IPv6Network("2001::/23"),
     IPv6Network("2001:db8::/32"),
     IPv6Network("2002::/16"),
@@ -49,6 +63,10 @@ async def system_lookup(host: str, port: int) -> Sequence[str]:
 class AddressGuard:
     """Checks URLs by their form and addresses by where they lead.
 
+    An IPv6 address that carries an IPv4 address is judged by what it reaches: the mapped form and NAT64's well-known
+    prefix by the IPv4 address; 6to4, Teredo, ISATAP, IPv4-compatible and NAT64's local prefix are always refused. A
+    NAT64 prefix that a network chose for itself (RFC 6052) looks like any other address and cannot be told.
+
     Args:
         allow_networks: networks to allow although they are not public, in CIDR form: `["127.0.0.0/8"]`.
         lookup: how host names are resolved.
@@ -63,12 +81,18 @@ class AddressGuard:
         self._allowed = tuple(_parse_network(entry) for entry in allow_networks)
         self._lookup = lookup
 
+    @property
+    def allowed_networks(self) -> tuple[str, ...]:
+        """The networks that are allowed although they are not public, sorted."""
+        return tuple(sorted(str(network) for network in self._allowed))
+
     def check_url(self, url: str) -> None:
         """Checks everything about a URL that needs no name resolution.
 
         Raises:
-            AddressNotAllowedError: the scheme is not http(s), the URL carries a user name, or its host is missing,
-                malformed, a number in another form than dotted decimal, or an address that is not allowed.
+            AddressNotAllowedError: the scheme is not http(s), the URL carries a user name, its port is one of another
+                protocol, or its host is missing, malformed, a number in another form than dotted decimal, or an
+                address that is not allowed.
         """
         if any(unicodedata.category(char) == "Cc" or char == "\\" for char in url):
             raise AddressNotAllowedError("the URL holds a control character or a backslash")
@@ -81,8 +105,10 @@ class AddressGuard:
             raise AddressNotAllowedError(f"scheme {parts.scheme!r} is not fetched, only http and https")
         if "@" in parts.netloc:
             raise AddressNotAllowedError("URLs with a user name or password are not fetched")
-        if not host or port == 0:
-            raise AddressNotAllowedError("the URL names no host" if not host else "port 0 cannot be fetched")
+        if not host:
+            raise AddressNotAllowedError("the URL names no host")
+        if port in _BLOCKED_PORTS:
+            raise AddressNotAllowedError(f"port {port} is not one for web pages")
         self._check_host(host, is_bracketed="[" in parts.netloc)
 
     def check_address(self, address: str) -> None:
@@ -169,5 +195,7 @@ def _is_public(address: IPv4Address | IPv6Address) -> bool:
     if any(address in network for network in _NEVER_PUBLIC):
         return False
     if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
+        return False
+    if isinstance(address, IPv6Address) and int(address) >> 32 & 0xFFFFFFFF in _ISATAP_IDENTIFIERS:
         return False
     return address.is_global and not address.is_multicast and not address.is_reserved

@@ -1,13 +1,14 @@
 """The processes that convert pages, as seen from their side.
 
-A fork server imports crawl4ai once, which takes seconds, and then forks one job process a page, which takes
-milliseconds. So a job can be killed at any point and loses nothing but itself, and pages that crash or exhaust a
-process cannot harm one another. The fork server is a fresh interpreter without threads of ours, never a fork of the
-application.
+A fork server imports what conversion needs once, which takes a second, and then forks job processes, which takes 20 to
+40 ms. A job converts one page at a time, and up to 64 one after another, since a conversion takes less time than a
+fork. So it can be killed at any point and loses nothing but its page, and pages that crash or exhaust a process cannot
+harm one another. The fork server is a fresh interpreter without threads of ours, never a fork of the application. The
+model that tells languages apart (70 MB) is loaded in it when a page is the first to need it.
 
-Each job has a socket of its own, and speaks in frames:
-job → application `{"started": true}` or `{"failed": reason}`; application → job `{"url": url}` and the HTML;
-job → application `{"title": title}` and the Markdown, or `{"error": reason}`.
+Each job has a socket of its own, and speaks in frames: job → application `{"started": true}` or `{"failed": reason}`;
+then for each page application → job `{"url": …, "content_type": …, "is_text": …, "options": …}` and the page; job →
+application `{"page": …}` and the Markdown, or `{"error": reason}`. A job that has nothing to do for 2 s ends.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import fcntl
 import gc
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -23,17 +25,27 @@ import struct
 from io import BufferedRWPair
 from typing import Any, NoReturn
 
-from stream2llm_sdk.retrievers.web.convert import convert_html, prepare_crawl4ai
+from stream2llm_sdk.retrievers.web.convert import convert_page, warm_up
+from stream2llm_sdk.retrievers.web.page import ExtractionOptions
+from stream2llm_sdk.retrievers.web.quality import warm_up_languages
 
-__all__ = ["FRAME_HEAD", "pack_frame", "serve"]
+__all__ = ["FRAME_HEAD", "JOB", "JOB_WITH_LANGUAGES", "pack_frame", "serve"]
 
 FRAME_HEAD = struct.Struct(">II")
 """Lengths in bytes of a frame's JSON header and of its body."""
 
+_PAGES_PER_JOB = 64
+_IDLE_S = 2.0
+_WORN_KIB = 512 * 1024  # of memory, after which a job makes room for a fresh one
 
-def pack_frame(header: dict[str, Any], body: str = "") -> bytes:
+
+JOB, JOB_WITH_LANGUAGES = b"J", b"L"
+"""What the fork server is asked for."""
+
+
+def pack_frame(header: dict[str, Any], body: str | bytes = "") -> bytes:
     """One message between the application and a job."""
-    head, payload = json.dumps(header).encode(), body.encode(errors="replace")
+    head, payload = json.dumps(header).encode(), body.encode(errors="replace") if isinstance(body, str) else body
     return FRAME_HEAD.pack(len(head), len(payload)) + head + payload
 
 
@@ -48,16 +60,26 @@ def serve(control_descriptor: int) -> None:
             message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
             if not message:
                 return
+            if message == JOB_WITH_LANGUAGES and not failure:
+                _load_languages()
             _fork_job(control, descriptors[0], failure)
 
 
 def _import_failure() -> str | None:
     try:
-        prepare_crawl4ai()
-        convert_html("<html><body><p>warm</p></body></html>", "http://localhost/")
+        warm_up()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def _load_languages() -> None:
+    """Loads the language model once, for this and all later jobs."""
+    try:
+        warm_up_languages()
+    except Exception:  # the job will find the same, and can say so
+        return
+    gc.freeze()
 
 
 def _fork_job(control: socket.socket, descriptor: int, failure: str | None) -> None:
@@ -78,21 +100,38 @@ def _run_job(connection: socket.socket, failure: str | None) -> NoReturn:
         with connection.makefile("rwb") as stream:
             _send(stream, {"started": True} if failure is None else {"failed": failure})
             if failure is None:
-                header, html = _receive(stream)
-                _die_on_hang_up(connection, True)
-                reply = _answer(html, header["url"])
-                _die_on_hang_up(connection, False)  # the application's reading would raise the signal, too
-                _send(stream, *reply)
+                _convert_pages(connection, stream)
     finally:
         os._exit(0)
 
 
-def _answer(html: str, url: str) -> tuple[dict[str, Any], str]:
+def _convert_pages(connection: socket.socket, stream: BufferedRWPair) -> None:
+    for _ in range(_PAGES_PER_JOB):
+        if not _waits_for_more(connection):
+            return
+        header, page = _receive(stream)
+        _die_on_hang_up(connection, True)
+        reply = _answer(header, page)
+        _die_on_hang_up(connection, False)  # the application's reading would raise the signal, too
+        _send(stream, *reply)
+        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > _WORN_KIB:
+            return
+
+
+def _waits_for_more(connection: socket.socket) -> bool:
+    """Whether the application sends a page, or hangs up, before the job has been idle for too long."""
+    return bool(select.select([connection], [], [], _IDLE_S)[0])
+
+
+def _answer(header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], str]:
     try:
-        page = convert_html(html, url)
+        options = ExtractionOptions.from_json(header["options"])
+        page = convert_page(
+            body.decode() if header["is_text"] else body, header["url"], options, content_type=header["content_type"]
+        )
     except Exception as error:
         return {"error": " ".join(f"{type(error).__name__}: {error}".split())}, ""
-    return {"title": page.title}, page.markdown
+    return {"page": page.to_json()}, page.markdown
 
 
 def _die_on_hang_up(connection: socket.socket, is_wanted: bool) -> None:
@@ -106,9 +145,9 @@ def _die_on_hang_up(connection: socket.socket, is_wanted: bool) -> None:
         os._exit(0)
 
 
-def _receive(stream: BufferedRWPair) -> tuple[dict[str, Any], str]:
+def _receive(stream: BufferedRWPair) -> tuple[dict[str, Any], bytes]:
     header_size, body_size = FRAME_HEAD.unpack(stream.read(FRAME_HEAD.size))
-    return json.loads(stream.read(header_size)), stream.read(body_size).decode()
+    return json.loads(stream.read(header_size)), stream.read(body_size)
 
 
 def _send(stream: BufferedRWPair, header: dict[str, Any], body: str = "") -> None:

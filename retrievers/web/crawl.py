@@ -1,168 +1,242 @@
-"""One question's crawl: its limits, the reading of one page, and the reading of all of them."""
+"""One question's crawl: the search's pages as they come, then their links, the most relevant first."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
 
 from stream2llm_sdk.context import Append, Chunk, SourceFailure
-from stream2llm_sdk.errors import ConfigurationError, FetchError, RetrievalError
-from stream2llm_sdk.retrievers.search_provider import SearchHit, SearchProvider
-from stream2llm_sdk.retrievers.web.convert import ConvertedPage
-from stream2llm_sdk.retrievers.web.convert_pool import ConverterPool
+from stream2llm_sdk.errors import RetrievalError
+from stream2llm_sdk.retrievers.search.provider import SearchHit, SearchProvider
+from stream2llm_sdk.retrievers.web.canonical_url import canonical_url, names_same_page
+from stream2llm_sdk.retrievers.web.crawl_options import CrawlLimits
+from stream2llm_sdk.retrievers.web.duplicates import SeenTexts, Shingles
+from stream2llm_sdk.retrievers.web.frontier import Candidate, Frontier
+from stream2llm_sdk.retrievers.web.page import ConvertedPage
+from stream2llm_sdk.retrievers.web.page_reader import PageReader, ReadPage
 
-if TYPE_CHECKING:
-    from crawl4ai.models import AsyncCrawlResponse
+__all__ = ["Crawl", "Emit"]
 
-    from stream2llm_sdk.retrievers.web.fetch import GuardedHTTPStrategy
-
-__all__ = ["CrawlLimits", "PageReader", "read_pages", "search_pages"]
+Emit = Callable[[Append | SourceFailure], Awaitable[None]]
 
 _MAX_REASONS = 5
+_LONG_TEXT_CHARACTERS = 10_000
+_JUDGED_CHARACTERS = 8_000
+_LINKS_AT_ONCE = 25  # a few milliseconds
 
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CrawlLimits:
-    """What one crawl may use; `CrawlerRetriever` explains each.
+class Crawl:
+    """Reads pages for one question and emits each when it is there. Use it once.
 
-    Raises:
-        ConfigurationError: a limit is not a positive number.
+    It ends when `max_pages` pages were emitted, when no page is left that may be read, or at the deadline. A page
+    that fails or says nothing new makes room for the next best one, until `max_fetches` were tried.
+
+    Args:
+        query: the question.
+        search: gives the pages to begin with.
+        frontier: what to read next.
+        reader: reads one page.
+        seen: the texts that were emitted.
+        limits: when to stop.
+        per_host_concurrency: most pages read from one host at the same time; others go first meanwhile.
+        deadline: in the event loop's time.
     """
-
-    max_pages: int
-    concurrency: int
-    page_timeout_s: float
-    total_timeout_s: float
-    max_page_bytes: int
-    num_workers: int
-
-    def __post_init__(self) -> None:
-        for name in ("max_pages", "concurrency", "max_page_bytes", "num_workers"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigurationError(f"{name}={value!r}: give a whole number of at least 1")
-        for name in ("page_timeout_s", "total_timeout_s"):
-            value = getattr(self, name)
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not is_number or not math.isfinite(value) or value <= 0:
-                raise ConfigurationError(f"{name}={value!r}: give a positive number of seconds")
-
-
-class PageReader:
-    """Fetches and converts single pages until `deadline` (in the event loop's time)."""
 
     def __init__(
         self,
-        strategy: GuardedHTTPStrategy,
-        pool: ConverterPool,
-        permits: asyncio.Semaphore,
+        query: str,
+        search: SearchProvider,
+        frontier: Frontier,
+        reader: PageReader,
+        seen: SeenTexts,
         limits: CrawlLimits,
+        *,
+        per_host_concurrency: int,
         deadline: float,
     ) -> None:
-        self._strategy = strategy
-        self._pool = pool
-        self._permits = permits
+        self._query = query
+        self._search = search
+        self._frontier = frontier
+        self._reader = reader
+        self._seen = seen
         self._limits = limits
+        self._per_host_concurrency = per_host_concurrency
         self._deadline = deadline
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._is_searching = True
+        self._search_error: RetrievalError | None = None
+        self._reading: Counter[str] = Counter()  # pages in work, by host
+        self._num_hits = self._num_fetches = self._num_emitted = 0
+        self._emitted_urls: set[str] = set()
+        self._failures: list[SourceFailure] = []
 
-    async def read(self, hit: SearchHit) -> Append | SourceFailure:
-        """The page, or why it could not be had. Raises nothing but CancelledError."""
+    async def run(self, emit: Emit) -> None:
+        """Reads everything. A slow `emit` holds back the reader that calls it.
+
+        Raises:
+            RetrievalError: the search failed or found nothing, or every page failed.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            finding = tasks.create_task(self._find(emit))
+            async with asyncio.TaskGroup() as readers:
+                for _ in range(min(self._limits.concurrency, self._limits.max_pages)):
+                    readers.create_task(self._read_pages(emit))
+            finding.cancel()  # a search may go on after the last page that is wanted
+        if not self._num_hits:
+            raise self._search_error or RetrievalError(f"the search found no page for {self._query!r:.200}")
+        if not self._num_emitted:
+            raise RetrievalError(f"no page could be read: {_summary(self._failures)}")
+
+    async def _find(self, emit: Emit) -> None:
         try:
-            async with asyncio.timeout_at(self._deadline) as total:
-                return Append(await self._chunk(hit))
-        except TimeoutError:
-            name = "total_timeout_s" if total.expired() else "page_timeout_s"
-            reason = f"not finished within {name}={getattr(self._limits, name)}"
+            async with asyncio.timeout_at(self._deadline) as total, contextlib.aclosing(self._found()) as hits:
+                async for hit in hits:
+                    self._num_hits += self._frontier.add_hit(hit)
+                    self._changed.set()
+                    if self._num_hits == self._limits.max_pages:
+                        break
         except RetrievalError as error:
-            reason = str(error)
+            self._search_error = error
         except Exception as error:
-            _logger.exception("Unexpected error while reading %s", hit.url)
-            reason = f"{type(error).__name__}: {error}"
-        return SourceFailure(hit.url, " ".join(reason.split()))
+            message = f"the search failed: {type(error).__name__}: {error}"
+            if total.expired():
+                message = f"the search took longer than total_timeout_s={self._limits.total_timeout_s}"
+            self._search_error = RetrievalError(message)
+            self._search_error.__cause__ = error
+        finally:
+            self._is_searching = False
+            self._changed.set()
+        if self._search_error is not None and self._num_hits:
+            await emit(SourceFailure(type(self._search).__name__, " ".join(str(self._search_error).split())))
 
-    async def _chunk(self, hit: SearchHit) -> Chunk:
-        loop = asyncio.get_running_loop()
-        if loop.time() >= self._deadline:
-            raise FetchError(f"not started within total_timeout_s={self._limits.total_timeout_s}")
-        async with self._permits:
-            started = loop.time()
-            async with asyncio.timeout(self._limits.page_timeout_s):
-                response = await self._strategy.crawl(hit.url)
-        time_left_s = self._limits.page_timeout_s - (loop.time() - started)
-        page = await self._text(response, time_left_s)
+    async def _found(self) -> AsyncGenerator[SearchHit, None]:
+        """The search's pages, as they come if it can stream them."""
+        stream: Any = getattr(self._search, "stream", None)
+        if stream is None:
+            for hit in await self._search.search(self._query, self._limits.max_pages):
+                yield _checked(hit)
+            return
+        hits = stream(self._query, self._limits.max_pages)
+        try:
+            async for hit in hits:
+                yield _checked(hit)
+        finally:
+            if (close := getattr(hits, "aclose", None)) is not None:
+                await close()
+
+    async def _read_pages(self, emit: Emit) -> None:
+        while (candidate := await self._next()) is not None:
+            try:
+                outcome = await self._reader.read(candidate.url)
+                item = await self._judged(candidate, outcome)
+            finally:
+                self._reading[candidate.host] -= 1
+                self._changed.set()
+            if item is not None:
+                await emit(item)
+
+    async def _next(self) -> Candidate | None:
+        """The next page to read, waited for; None when there will be none."""
+        while True:
+            num_reading = self._reading.total()
+            if self._num_emitted + num_reading < self._limits.max_pages:
+                candidate = self._pop()
+                if candidate is not None:
+                    return candidate
+            if not num_reading and self._is_at_end:
+                self._changed.set()
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+
+    @property
+    def _is_at_end(self) -> bool:
+        """Whether nothing more is to be read, now that no page is being read."""
+        is_full = self._num_emitted >= self._limits.max_pages or self._num_fetches >= self._limits.max_fetches
+        return is_full or not self._is_searching
+
+    def _pop(self) -> Candidate | None:
+        if self._num_fetches >= self._limits.max_fetches:
+            return None
+        if self._loop.time() >= self._deadline:
+            self._frontier.drop_links()  # the search's pages are reported as not read
+        busy = {host for host, num in self._reading.items() if num >= self._per_host_concurrency}
+        candidate = self._frontier.pop(busy)
+        while candidate is not None and _key(candidate.url) in self._emitted_urls:  # a redirect has led there
+            candidate = self._frontier.pop(busy)
+        if candidate is not None:
+            self._num_fetches += 1
+            self._reading[candidate.host] += 1
+        return candidate
+
+    async def _judged(self, candidate: Candidate, outcome: ReadPage | SourceFailure) -> Append | SourceFailure | None:
+        """What to emit about a page; None if it says what another one has said."""
+        if isinstance(outcome, SourceFailure):
+            self._failures.append(outcome)
+            return outcome
+        page = outcome.page
+        urls = {_key(outcome.url)}
+        self._frontier.claim(outcome.url)
+        if names_same_page(outcome.url, page.canonical_url):
+            urls.add(_key(page.canonical_url))
+            self._frontier.claim(page.canonical_url)
+        if urls & self._emitted_urls:
+            return None
+        relevance = self._frontier.relevance((page.markdown or page.title)[:_JUDGED_CHARACTERS])
+        await self._follow(page, candidate, relevance)
         if not page.markdown:
-            raise FetchError("the page has no text")
-        return Chunk(page.markdown, source=response.redirected_url, title=page.title or hit.title)
+            reason = page.refusal or outcome.note or "the page has no text"
+            self._failures.append(failure := SourceFailure(candidate.url, reason))
+            return failure
+        shingles = await _shingles(page.markdown)
+        if urls & self._emitted_urls:  # another one was quicker
+            return None
+        if (earlier := self._seen.add(shingles, outcome.url)) is not None:
+            _logger.debug("%s says what was read already (%s)", outcome.url, earlier)
+            return None
+        self._emitted_urls |= urls
+        self._num_emitted += 1
+        return Append(_chunk(candidate, outcome, relevance))
 
-    async def _text(self, response: AsyncCrawlResponse, timeout_s: float) -> ConvertedPage:
-        if response.response_headers.get("content-type", "").lower().startswith("text/plain"):
-            return ConvertedPage("", response.html.strip())
-        return await self._pool.convert(response.html, response.redirected_url, timeout_s=timeout_s)
+    async def _follow(self, page: ConvertedPage, candidate: Candidate, relevance: float) -> None:
+        for start in range(0, len(page.links), _LINKS_AT_ONCE):
+            if self._frontier.add_links(page.links[start : start + _LINKS_AT_ONCE], candidate, relevance):
+                self._changed.set()
+            await asyncio.sleep(0)
 
 
-async def search_pages(search: SearchProvider, query: str, limits: CrawlLimits, deadline: float) -> list[SearchHit]:
-    """The pages to read for `query`, at least one, none twice.
+def _checked(hit: Any) -> SearchHit:
+    if not isinstance(hit, SearchHit):
+        raise RetrievalError(f"the search returned {hit!r:.80}, which is not a SearchHit")
+    return hit
 
-    Raises:
-        RetrievalError: the search fails, is too slow, or finds nothing.
-    """
+
+def _chunk(candidate: Candidate, read: ReadPage, relevance: float) -> Chunk:
+    metadata = {**read.page.metadata, "depth": candidate.depth}
+    metadata |= {"language": read.page.language} if read.page.language else {}
+    metadata |= {"note": read.note} if read.note else {}
+    title = read.page.title or candidate.title
+    return Chunk(read.page.markdown, source=read.url, title=title, score=relevance, metadata=metadata)
+
+
+async def _shingles(text: str) -> Shingles:
+    if len(text) < _LONG_TEXT_CHARACTERS:
+        return Shingles.of(text)
+    return await asyncio.to_thread(Shingles.of, text)
+
+
+def _key(url: str) -> str:
     try:
-        async with asyncio.timeout_at(deadline) as total:
-            hits = await search.search(query, limits.max_pages)
-    except RetrievalError:
-        raise
-    except Exception as error:
-        if total.expired():
-            message = f"the search took longer than total_timeout_s={limits.total_timeout_s}"
-            raise RetrievalError(message) from error
-        raise RetrievalError(f"the search failed: {type(error).__name__}: {error}") from error
-    for hit in hits:
-        if not isinstance(hit, SearchHit):
-            raise RetrievalError(f"the search returned {hit!r:.80}, which is not a SearchHit")
-    unique = {hit.url.strip(): hit for hit in reversed(hits)}
-    if not unique:
-        raise RetrievalError(f"the search found no page for {query!r:.200}")
-    pages = [SearchHit(url, hit.title, hit.snippet) for url, hit in reversed(unique.items())]
-    return pages[: limits.max_pages]
-
-
-async def read_pages(
-    hits: Iterable[SearchHit],
-    reader: PageReader,
-    emit: Callable[[Append | SourceFailure], Awaitable[None]],
-    num_readers: int,
-) -> None:
-    """Reads all pages, `num_readers` at a time, and emits each when it is there. A slow `emit` holds its reader
-    back, so at most `num_readers` pages wait here.
-
-    Raises:
-        RetrievalError: every page failed.
-    """
-    pending = iter(hits)
-    failures: list[SourceFailure] = []
-    num_read = 0
-
-    async def read_some(pages: Iterator[SearchHit]) -> None:
-        nonlocal num_read
-        for hit in pages:
-            outcome = await reader.read(hit)
-            if isinstance(outcome, SourceFailure):
-                failures.append(outcome)
-            else:
-                num_read += 1
-            await emit(outcome)
-
-    async with asyncio.TaskGroup() as readers:
-        for _ in range(num_readers):
-            readers.create_task(read_some(pending))
-    if not num_read:
-        raise RetrievalError(f"no page could be read: {_summary(failures)}")
+        return canonical_url(url)
+    except ValueError:
+        return url
 
 
 def _summary(failures: list[SourceFailure]) -> str:

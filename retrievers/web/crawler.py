@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import importlib.util
 import warnings
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
-from types import ModuleType, TracebackType
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from stream2llm_sdk.context import Append, ContextMode, ContextUpdate, SourceFailure
 from stream2llm_sdk.errors import ConfigurationError, MissingExtraError
-from stream2llm_sdk.retrievers.search_provider import FixedSeeds, SearchProvider
+from stream2llm_sdk.retrievers.search.provider import FixedSeeds, SearchProvider
 from stream2llm_sdk.retrievers.web.address_guard import AddressGuard, HostLookup, system_lookup
-from stream2llm_sdk.retrievers.web.convert import prepare_crawl4ai
+from stream2llm_sdk.retrievers.web.browser import Browser
+from stream2llm_sdk.retrievers.web.browser_options import BrowserOptions
 from stream2llm_sdk.retrievers.web.convert_pool import ConverterPool
-from stream2llm_sdk.retrievers.web.crawl import CrawlLimits, PageReader, read_pages, search_pages
+from stream2llm_sdk.retrievers.web.crawl import Crawl
+from stream2llm_sdk.retrievers.web.crawl_options import CrawlLimits, FetchMode, PolitenessOptions, check_fetch_mode
+from stream2llm_sdk.retrievers.web.duplicates import SeenTexts
+from stream2llm_sdk.retrievers.web.frontier import Frontier, LinkOptions
+from stream2llm_sdk.retrievers.web.page import ExtractionOptions
+from stream2llm_sdk.retrievers.web.page_reader import PageReader
+from stream2llm_sdk.retrievers.web.politeness import DEFAULT_USER_AGENT, Politeness
+
+if TYPE_CHECKING:
+    from stream2llm_sdk.retrievers.web.fetch import PageFetcher
+    from stream2llm_sdk.retrievers.web.http_cache import HTTPCache
 
 __all__ = ["CrawlerRetriever"]
 
-_DEFAULT_SEARCH_PAGES = 10
-_DEFAULT_USER_AGENT = "Mozilla/5.0 (compatible; stream2llm-sdk)"
+_DEFAULT_PAGES = 10
+_DEFAULT_DEPTH = 2
+_FETCHES_PER_PAGE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +44,25 @@ class _Shared:
     loop: asyncio.AbstractEventLoop
     pool: ConverterPool
     permits: asyncio.Semaphore
+    politeness: Politeness
+    browser: Browser | None
     owns_pool: bool
 
+    @property
+    def holds_processes(self) -> bool:
+        return self.owns_pool or (self.browser is not None and self.browser.process is not None)
+
     def kill(self) -> None:
+        if self.browser is not None:
+            self.browser.kill()
         if self.owns_pool:
             self.pool.kill()
+
+    async def aclose(self) -> None:
+        if self.browser is not None:
+            await self.browser.aclose()
+        if self.owns_pool:
+            await self.pool.aclose()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,31 +73,51 @@ class _End:
 
 
 class CrawlerRetriever:
-    """Reads web pages with crawl4ai's HTTP mode and appends each to the context the moment it is converted.
+    """Reads web pages and appends each to the context the moment it is converted.
 
-    Pages come in the order of their arrival. A page that fails is reported as a `SourceFailure` and stops nothing;
-    if every page fails, the stream ends with a `RetrievalError`, as it does if the search fails or finds nothing.
-    Only public http(s) addresses are read, whatever a search result, a redirect or a DNS answer says.
+    It begins with the pages that a search finds, each fetched as soon as the search names it, and goes on with their
+    links, those first that speak most of the question. Pages come in the order of their arrival, as Markdown of the
+    passages that matter for the question. No page comes twice, by its URL or by its text. A page that fails is
+    reported as a `SourceFailure` and stops nothing; if every page fails, the stream ends with a `RetrievalError`, as
+    it does if the search fails or finds nothing.
 
-    Several questions may stream at once: they share the converter processes and the concurrency limit. Closing a
-    stream stops everything that it started. Use the retriever as an async context manager, or call `aclose` at the
-    end; a later `stream` starts it again. One retriever serves one event loop.
+    Only public http(s) addresses are read, whatever a search result, a redirect, a DNS answer or a page's script says.
+    Hosts are asked as their robots.txt allows.
+
+    Several questions may stream at once: they share the converter processes, the browser, the concurrency limit and
+    the turns at hosts. Closing a stream stops everything that it started. Use the retriever as an async context
+    manager, or call `aclose` at the end; a later `stream` starts it again. One retriever serves one event loop.
 
     Args:
         urls: http(s) pages to read for every question; give these or `search`.
         search: turns each question into pages to read.
-        max_pages: most pages read per question: the first ones of the search, 10 if left out, or of `urls`, all if
-            left out.
+        links: how links are followed. If left out, to a depth of 2 from a search's pages, for what `max_pages` leaves
+            room for, and not at all from `urls`.
+        max_pages: most pages per question that reach the prompt. The search is asked for as many. If left out: 10, or
+            all of `urls`, and 10 more if their links are followed.
+        max_fetches: most pages per question that are tried, since some fail or repeat others; three times `max_pages`
+            if left out.
         concurrency: pages fetched at the same time, over all questions.
-        page_timeout_s: longest time for fetching and converting one page in seconds; waiting for a turn or for
-            a free converter process is not counted.
-        total_timeout_s: longest time from the question to the last page in seconds. Pages that are not there by
-            then are reported as failures.
+        page_timeout_s: longest time in seconds for fetching one page, and again for converting it. Waiting for a turn
+            at its host, for a free tab or for a free converter process is not counted.
+        total_timeout_s: longest time from the question to the last page in seconds. Pages of the search that are not
+            there by then are reported as failures.
         max_page_bytes: bound on one page's body, both as sent and as decompressed.
-        num_workers: pages converted at the same time, each in a process that shares the 130 MB of crawl4ai's import.
+        read_ahead: pages and failures kept for a consumer that is slower than the crawl. Until so many wait, it does
+            not hold up the crawl.
+        duplicate_threshold: resemblance of two texts, from 0 to 1, from which the later one is left out as a
+            duplicate; see `SeenTexts`.
+        extraction: what to take from a page: tokens, languages, quality. Its `query` is the question.
+        fetch: `"http"`; `"browser"`, for pages that are written by scripts, at a second and some 100 MB a page; or
+            `"auto"`, by HTTP, and in the browser what has scripts and nearly no text without them. Without a browser,
+            `"auto"` reads what there is and says so in the chunk's or the failure's text.
+        browser: which browser, and its bounds.
+        politeness: robots.txt, and requests to one host at a time and in time.
+        cache: pages kept from earlier. It stays its owner's to close.
+        num_workers: pages converted at the same time, each in a process of its own.
         converters: a pool of converter processes to use instead of an own one; it stays its owner's to close.
         allow_networks: networks that may be read although they are not public, such as `["127.0.0.0/8"]`.
-        user_agent: the User-Agent header.
+        user_agent: the User-Agent header; the name in it is looked for in robots.txt.
         lookup: how host names are resolved; by default as the operating system does it.
 
     Raises:
@@ -85,29 +130,53 @@ class CrawlerRetriever:
         urls: Iterable[str] | None = None,
         *,
         search: SearchProvider | None = None,
+        links: LinkOptions | None = None,
         max_pages: int | None = None,
+        max_fetches: int | None = None,
         concurrency: int = 8,
         page_timeout_s: float = 10.0,
         total_timeout_s: float = 30.0,
         max_page_bytes: int = 4_000_000,
+        read_ahead: int = 32,
+        duplicate_threshold: float = 0.8,
+        extraction: ExtractionOptions | None = None,
+        fetch: FetchMode = "http",
+        browser: BrowserOptions | None = None,
+        politeness: PolitenessOptions | None = None,
+        cache: HTTPCache | None = None,
         num_workers: int = 2,
         converters: ConverterPool | None = None,
         allow_networks: Iterable[str] = (),
-        user_agent: str = _DEFAULT_USER_AGENT,
+        user_agent: str = DEFAULT_USER_AGENT,
         lookup: HostLookup = system_lookup,
     ) -> None:
         self._shared: _Shared | None = None
         self._search = _search_provider(urls, search)
+        seeds = self._search.urls if isinstance(self._search, FixedSeeds) else None
+        self._links = links or LinkOptions(max_depth=_DEFAULT_DEPTH if seeds is None else 0)
         if max_pages is None:
-            max_pages = len(self._search.urls) if isinstance(self._search, FixedSeeds) else _DEFAULT_SEARCH_PAGES
+            max_pages = _default_max_pages(seeds, self._links)
         self._limits = CrawlLimits(
             max_pages=max_pages,
+            max_fetches=_FETCHES_PER_PAGE * max_pages if max_fetches is None else max_fetches,
             concurrency=concurrency,
             page_timeout_s=page_timeout_s,
             total_timeout_s=total_timeout_s,
             max_page_bytes=max_page_bytes,
             num_workers=num_workers,
+            read_ahead=read_ahead,
         )
+        self._duplicate_threshold = SeenTexts(duplicate_threshold).threshold
+        self._extraction = extraction or ExtractionOptions()
+        if not self._links.max_depth:
+            self._extraction = replace(self._extraction, max_links=0)  # looking for them takes time
+        check_fetch_mode(fetch)
+        if browser is not None and fetch == "http":
+            raise ConfigurationError("browser is given, but fetch='http' uses none: give fetch='browser' or 'auto'")
+        self._fetch: FetchMode = fetch
+        self._browser = browser or BrowserOptions()
+        self._politeness = politeness or PolitenessOptions()
+        self._cache = cache
         self._converters = converters
         self._guard = AddressGuard(allow_networks, lookup=lookup)
         if not user_agent or not user_agent.isascii() or not user_agent.isprintable():
@@ -122,25 +191,26 @@ class CrawlerRetriever:
         return ContextMode.APPEND
 
     async def warm_up(self) -> None:
-        """Starts the converter processes and imports crawl4ai, which takes seconds, ahead of the first question.
+        """Starts the converter processes and imports what they need, which takes seconds, ahead of the first question.
+        A browser starts with the first page that needs it.
 
         Raises:
             RetrievalError: crawl4ai cannot be used.
         """
         shared = self._open()
-        await _import_fetch()
+        await asyncio.to_thread(_import_libraries)
         await shared.pool.warm_up()
 
     async def stream(self, query: str) -> AsyncIterator[ContextUpdate | SourceFailure]:
         """The pages for `query`, each as one `Append`, and the failures, in the order in which they happen.
 
-        At most `2 * concurrency` pages are read ahead of a slow consumer.
+        At most `read_ahead + concurrency` of them are read ahead of a slow consumer.
 
         Raises:
             RetrievalError: the search failed or found nothing, or every page failed.
         """
         # Items leave through the queue, so that no task group or timeout is open across a `yield`.
-        items: asyncio.Queue[Append | SourceFailure | _End] = asyncio.Queue(self._limits.concurrency)
+        items: asyncio.Queue[Append | SourceFailure | _End] = asyncio.Queue(self._limits.read_ahead)
         producer = asyncio.create_task(self._produce(query, items), name="crawl")
         try:
             while not isinstance(item := await items.get(), _End):
@@ -151,10 +221,10 @@ class CrawlerRetriever:
             await _cancel_and_wait(producer)
 
     async def aclose(self) -> None:
-        """Ends the converter processes. Streams that still run get failures."""
+        """Ends the converter processes and the browser. Streams that still run get failures."""
         shared, self._shared = self._shared, None
-        if shared is not None and shared.owns_pool:
-            await shared.pool.aclose()
+        if shared is not None:
+            await shared.aclose()
 
     async def __aenter__(self) -> CrawlerRetriever:
         return self
@@ -166,7 +236,7 @@ class CrawlerRetriever:
 
     def __del__(self) -> None:
         shared = getattr(self, "_shared", None)
-        if shared is not None and shared.owns_pool:
+        if shared is not None and shared.holds_processes:
             message = "a CrawlerRetriever was never closed; use `async with`"
             warnings.warn(message, ResourceWarning, stacklevel=1, source=self)
             shared.kill()
@@ -181,7 +251,11 @@ class CrawlerRetriever:
         if self._shared is None:
             pool = self._converters or ConverterPool(self._limits.num_workers)
             permits = asyncio.Semaphore(self._limits.concurrency)
-            self._shared = _Shared(loop, pool, permits, owns_pool=self._converters is None)
+            politeness = self._politeness.start(self._user_agent)
+            browser = None
+            if self._fetch != "http":
+                browser = Browser(self._browser, self._guard, user_agent=self._user_agent)
+            self._shared = _Shared(loop, pool, permits, politeness, browser, owns_pool=self._converters is None)
         return self._shared
 
     async def _produce(self, query: str, items: asyncio.Queue[Append | SourceFailure | _End]) -> None:
@@ -195,17 +269,55 @@ class CrawlerRetriever:
 
     async def _crawl(self, query: str, items: asyncio.Queue[Append | SourceFailure | _End]) -> None:
         shared, limits = self._open(), self._limits
-        fetch = await _import_fetch()
         deadline = shared.loop.time() + limits.total_timeout_s
-        hits = await search_pages(self._search, query, limits, deadline)
-        strategy = fetch.GuardedHTTPStrategy(
-            self._guard, max_page_bytes=limits.max_page_bytes, user_agent=self._user_agent
+        shared.pool.prepare()
+        page_fetcher = await asyncio.to_thread(_import_libraries)
+        fetcher = page_fetcher(
+            self._guard,
+            max_page_bytes=limits.max_page_bytes,
+            user_agent=self._user_agent,
+            politeness=shared.politeness,
+            cache=self._cache,
         )
-        try:
-            reader = PageReader(strategy, shared.pool, shared.permits, limits, deadline)
-            await read_pages(hits, reader, items.put, num_readers=min(limits.concurrency, len(hits)))
-        finally:
-            await strategy.close()
+        async with fetcher:
+            reader = PageReader(
+                fetcher,
+                shared.browser,
+                shared.pool,
+                shared.permits,
+                mode=self._fetch,
+                extraction=replace(self._extraction, query=query),
+                limits=limits,
+                deadline=deadline,
+            )
+            crawl = Crawl(
+                query,
+                self._search,
+                Frontier(query, self._links),
+                reader,
+                SeenTexts(self._duplicate_threshold),
+                limits,
+                per_host_concurrency=self._politeness.per_host_concurrency,
+                deadline=deadline,
+            )
+            await crawl.run(items.put)
+
+
+def _import_libraries() -> type[PageFetcher]:
+    """Imports what would hold up the event loop, for a thread."""
+    from stream2llm_sdk.retrievers.lexical import terms
+    from stream2llm_sdk.retrievers.web.canonical_url import canonical_url
+    from stream2llm_sdk.retrievers.web.fetch import PageFetcher
+
+    canonical_url("https://a.example/")
+    terms("warm")
+    return PageFetcher
+
+
+def _default_max_pages(seeds: Sequence[str] | None, links: LinkOptions) -> int:
+    if seeds is None:
+        return _DEFAULT_PAGES
+    return len(seeds) + (_DEFAULT_PAGES if links.max_depth else 0)
 
 
 def _search_provider(urls: Iterable[str] | None, search: SearchProvider | None) -> SearchProvider:
@@ -239,16 +351,6 @@ def _check_form(url: str) -> None:
         )
     else:
         raise ConfigurationError(f"urls holds {url!r:.200}, which has no scheme: write https:// or http:// before it")
-
-
-async def _import_fetch() -> Any:
-    """The module that imports crawl4ai, imported in a thread because that takes seconds."""
-    return await asyncio.to_thread(_import_in_thread)
-
-
-def _import_in_thread() -> ModuleType:
-    prepare_crawl4ai()
-    return importlib.import_module("stream2llm_sdk.retrievers.web.fetch")
 
 
 async def _cancel_and_wait(task: asyncio.Task[None]) -> None:

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests import their helpers by 
 from web_server import WebServer
 
 from stream2llm_sdk.retrievers.web.convert_pool import ConverterPool
+from stream2llm_sdk.retrievers.web.crawl_options import PolitenessOptions
 from stream2llm_sdk.retrievers.web.crawler import CrawlerRetriever
 
 
@@ -34,7 +35,9 @@ def crawler(converters: ConverterPool) -> Iterator[Callable[..., CrawlerRetrieve
     """Makes crawlers that may read the loopback."""
 
     def make(*urls: str, **options: Any) -> CrawlerRetriever:
-        options = {"allow_networks": ["127.0.0.0/8"], "converters": converters, "page_timeout_s": 30.0, **options}
+        defaults = {"allow_networks": ["127.0.0.0/8"], "converters": converters, "page_timeout_s": 30.0}
+        defaults["politeness"] = PolitenessOptions(respect_robots=False, per_host_concurrency=8)
+        options = {**defaults, **options}
         return CrawlerRetriever(urls or None, **options)
 
     return make

@@ -95,6 +95,72 @@ FORBIDDEN_URLS = [
     "http://[2002:7f00:1::]/",
     "http://[2002:808:808::]/",
     "http://[2001:0:808:808::]/",
+    "http://[::7f00:1]/",
+    "http://[0:0:0:0:0:ffff:127.0.0.1]/",
+    "http://[::FFFF:a00:1]/",
+    "http://[::ffff:0:0]/",
+    "http://[64:ff9b::]/",
+    "http://[64:ff9b::c0a8:101]/",
+    "http://[64:ff9b:1::]/",
+    "http://[64:ff9b:1:fffe::7f00:1]/",
+    "http://[64:ff9b:1:7f00:0:100::]/",
+    "http://[2002:a9fe:a9fe::1]/",
+    "http://[2002:c0a8:101:0:0:5efe:7f00:1]/",
+    "http://[2001:0:4136:e378:8000:63bf:3fff:fdd2]/",
+    "http://[2606:4700::5efe:127.0.0.1]/",
+    "http://[2606:4700::200:5efe:a00:1]/",
+    "http://[2606:4700::5efe:8.8.8.8]/",
+    "http://[fe80::5efe:127.0.0.1]/",
+    # IPv6 in other places and spellings
+    "http://[0:0:0:0:0:0:0:1]/",
+    "http://[::1%lo]/",
+    "http://[::1%25lo]/",
+    "http://[fc00::1]/",
+    "http://[ff0e::1]/",
+    "http://[2001:10::1]/",
+    "http://[2001:20::1]/",
+    "http://[5f00::1]/",
+    "http://[4000::1]/",
+    "http://[v1.fe80::1]/",
+    "http://[127.0.0.1]/",
+    "http://[::1]evil.example/",
+    "http://::1/",
+    # IPv4 in other spellings
+    "http://127.000.000.001/",
+    "http://0x7F.0x0.0x0.0x1/",
+    "http://0177.0.0.0x1/",
+    "http://127.0x1/",
+    "http://4294967295/",
+    "http://00000000000000000000000177.1/",
+    "http://0x/",
+    "http://1.2.3.4.5/",
+    "http://256.256.256.256/",
+    "http://example.com.127/",
+    "http://127.0.0.1:80:80/",
+    "http://１２７。０。０。１/",
+    "http://127.0.0.1\u3002/",
+    "http://①②⑦.0.0.1:8080/",
+    "http://%31%32%37.0.0.1/",
+    "http://127.0.0.1#@example.com/",
+    "http://127.0.0.1?@example.com/",
+    "http://0300.0250.1.1/",
+    "http://3232235777/",
+    "http://0xA9FEA9FE/",
+    "http://169.254.43518/",
+    # ports of other protocols
+    "http://example.com:22/",
+    "http://example.com:25/",
+    "http://example.com:110/",
+    "https://example.com:143/",
+    "http://example.com:587/",
+    "http://example.com:2049/",
+    "http://example.com:6000/",
+    "http://example.com:6667/",
+    "http://8.8.8.8:53/",
+    "http://[2606:4700:4700::1111]:21/",
+    "http://example.com:-80/",
+    "http://example.com:80a/",
+    "http://example.com:８０/",
 ]
 
 ALLOWED_URLS = [
@@ -109,6 +175,11 @@ ALLOWED_URLS = [
     "http://[2606:4700:4700::1111]/",
     "http://[::ffff:8.8.8.8]/",
     "http://[64:ff9b::8.8.8.8]/",
+    "http://[2606:4700::5eff:7f00:1]/",
+    "http://example.com:80/",
+    "http://example.com:8080/",
+    "https://example.com:444/",
+    "http://example.com:/",
 ]
 
 
@@ -138,6 +209,8 @@ def test_takes(url: str) -> None:
         ("10.1.0.0/16", "http://[64:ff9b::10.1.2.3]/"),
         ("::1/128", "http://[::1]/"),
         ("fd00::/8", "http://[fd12::1]/"),
+        ("64:ff9b:1::/48", "http://[64:ff9b:1::7f00:1]/"),
+        ("2606:4700::/32", "http://[2606:4700::5efe:127.0.0.1]/"),
     ],
 )
 def test_named_network_is_allowed_and_no_other(network: str, url: str) -> None:
@@ -155,7 +228,13 @@ def test_network_that_is_none_is_a_configuration_error(networks: list[str]) -> N
         AddressGuard(networks)
 
 
-@pytest.mark.parametrize("answer", ["127.0.0.1", "::1", "::ffff:10.0.0.1", "fe80::1%eth0", "64:ff9b::7f00:1", "junk"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *("127.0.0.1", "::1", "::ffff:10.0.0.1", "fe80::1%eth0", "64:ff9b::7f00:1", "junk", ""),
+        *("64:ff9b:1::808:808", "2002:7f00:1::", "2001:0:7f00:1::", "::127.0.0.1", "2606:4700::5efe:7f00:1"),
+    ],
+)
 async def test_name_that_leads_inside_is_refused(answer: str) -> None:
     with pytest.raises(AddressNotAllowedError, match=r"public\.example"):
         await answering(answer).resolve("public.example", 80)

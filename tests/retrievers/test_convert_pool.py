@@ -34,7 +34,7 @@ async def test_slow_job_is_ended(stub: Path) -> None:
             await convert(pool, SPIN_HTML, timeout_s=0.5)
         await until(lambda: not children(pool.server_process_id))
         assert spinning(stub)
-        assert await convert(pool, QUICK_HTML) == "stub"
+        assert await convert(pool, QUICK_HTML) == "quick"
 
 
 async def test_cancelled_jobs_are_ended_and_at_most_num_workers_run(stub: Path) -> None:
@@ -47,7 +47,7 @@ async def test_cancelled_jobs_are_ended_and_at_most_num_workers_run(stub: Path) 
         outcomes = await asyncio.gather(*jobs, return_exceptions=True)
         assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
         await until(lambda: not children(pool.server_process_id))
-        assert await convert(pool, QUICK_HTML) == "stub"
+        assert await convert(pool, QUICK_HTML) == "quick"
 
 
 async def test_job_that_dies_fails_alone(stub: Path) -> None:
@@ -88,14 +88,15 @@ async def test_dead_fork_server_is_replaced(stub: Path) -> None:
         await pool.warm_up()
         first = pool.server_process_id
         os.kill(first, signal.SIGKILL)
-        assert await convert(pool, QUICK_HTML) == "stub"
+        await until(lambda: not is_running(first))
+        assert await convert(pool, QUICK_HTML) == "quick"
         assert pool.server_process_id != first
 
 
 async def test_broken_installation_is_reported(stub: Path) -> None:
     (stub / "__init__.py").write_text("raise ImportError('broken on purpose')")
     async with ConverterPool(1) as pool:
-        with pytest.raises(RetrievalError, match="crawl4ai cannot be used: ImportError: broken on purpose"):
+        with pytest.raises(RetrievalError, match="pages cannot be converted: ImportError: broken on purpose"):
             await pool.warm_up()
 
 
@@ -128,26 +129,17 @@ async def test_jobs_end_with_the_application(stub: Path, tmp_path: Path) -> None
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In place of crawl4ai in new processes, for what is not about conversion: it starts at once, and spins for ever
+    """In place of trafilatura in new processes, for what is not about conversion: it starts at once, and spins for ever
     on a page with the word "spin"."""
-    package = tmp_path / "crawl4ai"
+    package = tmp_path / "trafilatura"
     package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "content_scraping_strategy.py").write_text(
+    (package / "__init__.py").write_text(
         "import os\n"
-        "from types import SimpleNamespace\n"
-        "class LXMLWebScrapingStrategy:\n"
-        "    def scrap(self, url, html):\n"
-        "        if 'spin' in html:\n"
-        "            open(os.path.dirname(__file__) + f'/{os.getpid()}', 'w').close()\n"
-        "            while True: pass\n"
-        "        return SimpleNamespace(success=True, cleaned_html=html, metadata={})\n"
-    )
-    (package / "markdown_generation_strategy.py").write_text(
-        "from types import SimpleNamespace\n"
-        "class DefaultMarkdownGenerator:\n"
-        "    def __init__(self, options): pass\n"
-        "    def generate_markdown(self, *args, **kwargs): return SimpleNamespace(raw_markdown='stub')\n"
+        "def extract(root, **options):\n"
+        "    if 'spin' in root.text_content():\n"
+        "        open(os.path.dirname(__file__) + f'/{os.getpid()}', 'w').close()\n"
+        "        while True: pass\n"
+        "    return None\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     return package

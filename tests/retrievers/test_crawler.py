@@ -19,10 +19,11 @@ from web_server import WebServer, head, page
 
 from stream2llm_sdk.context import Append, ContextMode, Retriever, SourceFailure
 from stream2llm_sdk.errors import AddressNotAllowedError, ConfigurationError, RetrievalError
-from stream2llm_sdk.retrievers.search_provider import SearchHit
+from stream2llm_sdk.retrievers.search.provider import SearchHit
 from stream2llm_sdk.retrievers.web.address_guard import AddressGuard
 from stream2llm_sdk.retrievers.web.convert_pool import ConverterPool
 from stream2llm_sdk.retrievers.web.crawler import CrawlerRetriever
+from stream2llm_sdk.retrievers.web.page import ExtractionOptions
 
 MakeCrawler = Callable[..., CrawlerRetriever]
 FORBIDDEN = "http://10.0.0.1/"
@@ -157,13 +158,13 @@ async def huge_header(writer: asyncio.StreamWriter) -> None:
         (lambda web: web.add("/bad", page("x"), status=404), "HTTP 404 Not Found"),
         (lambda web: web.add("/bad", page("x"), status=503), "HTTP 503 Service Unavailable"),
         (lambda web: web.add("/bad", page("x"), status=799), "HTTP 799"),
-        (lambda web: web.add("/bad", b"%PDF", content_type="application/pdf"), "'application/pdf' is not text"),
+        (lambda web: web.add("/bad", b"%PDX", content_type="application/pdf"), "is no PDF"),
         (lambda web: web.add("/bad", page("x" * 200_000)), "max_page_bytes=100000"),
-        (lambda web: web.add("/bad", page(""), headers={"Content-Encoding": "br"}), "'br' was not asked for"),
+        (lambda web: web.add("/bad", page(""), headers={"Content-Encoding": "zstd"}), "'zstd' was not asked for"),
         (lambda web: web.add("/bad", page("")), "no text"),
         (lambda web: web.add("/bad", " \n", content_type="text/plain"), "no text"),
         (lambda web: web.add("/bad", "<!-- nothing -->"), "no text"),
-        (lambda web: web.add_redirect("/bad", "/bad"), "more than 8 redirects"),
+        (lambda web: web.add_redirect("/bad", "/bad"), "in a circle"),
         (lambda web: web.add("/bad", "", status=301), "without a Location"),
         (lambda web: web.add_redirect("/bad", FORBIDDEN), r"10\.0\.0\.1 is not public"),
         (lambda web: web.add_redirect("/bad", "//169.254.169.254/latest/"), r"169\.254\.169\.254 is not public"),
@@ -171,11 +172,11 @@ async def huge_header(writer: asyncio.StreamWriter) -> None:
         (lambda web: web.add_redirect("/bad", "http://2130706433/"), "not a dotted decimal"),
         (lambda web: web.add_redirect("/bad", "http://user@127.0.0.1/"), "user name"),
         (lambda web: web.add_redirect("/bad", "file:///etc/passwd"), "scheme 'file'"),
-        (lambda web: web.add_handler("/bad", reset), "cannot connect|closed the connection|ClientOSError"),
-        (lambda web: web.add_handler("/bad", rubbish), "BadStatusLine|ClientResponseError"),
+        (lambda web: web.add_handler("/bad", reset), "cannot connect|closed the connection|connection was lost"),
+        (lambda web: web.add_handler("/bad", rubbish), "not valid HTTP"),
         (lambda web: web.add_handler("/bad", cut_short), "middle of the body"),
-        (lambda web: web.add_handler("/bad", huge_header), "Response|LineTooLong|Header"),
-        (lambda web: "http://127.0.0.1:1/", "cannot connect"),
+        (lambda web: web.add_handler("/bad", huge_header), "headers are too large"),
+        (lambda web: "http://127.0.0.1:2/", "cannot connect"),
         (lambda web: "http://no-such-host.invalid/", "cannot be resolved"),
     ],
 )
@@ -220,7 +221,7 @@ async def test_page_timeout_ends_silent_and_dripping_pages(web: WebServer, crawl
     plain = web.add("/plain", "good", content_type="text/plain")
     chunks, failures = await collect(crawler(silent, dripping, plain, page_timeout_s=0.3))
     assert [chunk.text for chunk in chunks] == ["good"]
-    assert failures == dict.fromkeys([silent, dripping], "not finished within page_timeout_s=0.3")
+    assert failures == dict.fromkeys([silent, dripping], "not fetched within page_timeout_s=0.3")
     await web.wait_until(lambda: web.num_connections == 0)
 
 
@@ -341,7 +342,7 @@ async def test_slow_consumer_bounds_what_is_read_ahead_and_blocks_no_other(
     web: WebServer, crawler: MakeCrawler
 ) -> None:
     urls = [web.add(f"/{number}", str(number), content_type="text/plain") for number in range(30)]
-    retriever = crawler(*urls, concurrency=2)
+    retriever = crawler(*urls, concurrency=2, read_ahead=2)
     stream = retriever.stream("question")
     await anext(stream)
     await web.wait_until(lambda: len(web.requests) == 5)  # one is taken, two wait, two are held by their readers
@@ -386,14 +387,14 @@ async def test_cancelling_at_any_await_leaves_nothing(web: WebServer, crawler: M
     assert num_cancelled > 10
     await web.wait_until(lambda: web.num_connections == 0)
     chunks, _ = await collect(retriever)
-    assert len(chunks) == 3
+    assert sorted(chunk.text for chunk in chunks) == ["good", "text"]  # /moved leads to /html
 
 
 async def test_event_loop_runs_on_while_a_large_page_is_converted(web: WebServer, crawler: MakeCrawler) -> None:
     words = "plain words " * 10
     sections = "".join(f"<h2>Part {number}</h2><p>Some <b>bold</b> and {words}</p>" for number in range(5_000))
     assert len(sections) > 700_000
-    retriever = crawler(web.add("/large", page(sections)))
+    retriever = crawler(web.add("/large", page(sections)), extraction=ExtractionOptions(max_page_tokens=None))
     loop = asyncio.get_running_loop()
     gaps: list[float] = []
 

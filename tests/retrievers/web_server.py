@@ -28,6 +28,7 @@ class WebServer:
         self.routes: dict[str, Handler] = {}
         self.requests: list[str] = []
         self.hosts: list[str] = []
+        self.headers: list[dict[str, str]] = []  # of each request, names in lower case
         self.num_active = 0
         self.max_active = 0
         self.num_connections = 0
@@ -65,8 +66,7 @@ class WebServer:
         """A page that is answered when `gate` opens. Returns its URL."""
         payload = body.encode() if isinstance(body, str) else body
         lines = {"Content-Length": str(len(payload)), **(headers or {})}
-        if content_type is not None:
-            lines["Content-Type"] = content_type
+        lines["Content-Type"] = content_type or ""
 
         async def answer(writer: asyncio.StreamWriter) -> None:
             if gate is not None:
@@ -126,8 +126,10 @@ class WebServer:
         path = request.split(" ", 2)[1]
         self.requests.append(path)
         self.hosts += [line[6:] for line in request.split("\r\n") if line.lower().startswith("host: ")]
+        lines = (line.partition(":") for line in request.split("\r\n")[1:] if line)
+        self.headers.append({name.lower(): value.strip() for name, _, value in lines})
         await self._count(active=1)
-        answer = asyncio.ensure_future(self.routes[path.partition("?")[0]](writer))
+        answer = asyncio.ensure_future(self.routes.get(path.partition("?")[0], _not_found)(writer))
         hang_up = asyncio.ensure_future(reader.read())
         try:
             await asyncio.wait({answer, hang_up}, return_when=asyncio.FIRST_COMPLETED)
@@ -149,6 +151,10 @@ class WebServer:
             self._changed.notify_all()
 
 
+async def _not_found(writer: asyncio.StreamWriter) -> None:
+    writer.write(head(404, {"Content-Length": "0"}))
+
+
 def head(status: int = 200, headers: dict[str, str] | None = None) -> bytes:
     lines = {"Connection": "close", "Content-Type": "text/html", **(headers or {})}
-    return (f"HTTP/1.1 {status} -\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items()) + "\r\n").encode()
+    return (f"HTTP/1.1 {status} -\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items() if v) + "\r\n").encode()
