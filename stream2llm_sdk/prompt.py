@@ -8,8 +8,9 @@ from typing import Any
 from stream2llm_sdk.chat_template import encode_frame, render_frame
 from stream2llm_sdk.chunk_tokens import ChunkEncoder, format_chunk
 from stream2llm_sdk.context import Chunk
+from stream2llm_sdk.context_markers import ContextMarkers
 from stream2llm_sdk.errors import ConfigurationError, PromptError, PromptTooLongError
-from stream2llm_sdk.growing_prompt import Prompt, PromptChange, Section, positive_or_none
+from stream2llm_sdk.growing_prompt import Prompt, PromptChange, Section, chunk_order_of, positive_or_none
 from stream2llm_sdk.placement import ChunkOrder, DroppedChunk, DropReason, Placement, Room
 from stream2llm_sdk.plain_text import PlainTextEncoder, clean_text
 from stream2llm_sdk.tokenizer import Tokenizer
@@ -30,6 +31,7 @@ __all__ = [
 DEFAULT_SYSTEM = "Answer the question with the help of the documents. If the answer is not in them, say that it is not."
 DEFAULT_USER = "Documents:\n\n{context}Question: {question}"
 _ANSWER_CUE = "\nAnswer:"
+_MARKERS = ContextMarkers()
 
 
 class PromptAssembler:
@@ -37,7 +39,8 @@ class PromptAssembler:
 
     The template is rendered once, here, and split around the context. Each chunk is tokenised alone and
     once, and a prompt is the concatenation of token ids, so appending a chunk never changes what is before
-    it. Chunks and question are untrusted: no token of theirs is one of the tokenizer's special tokens.
+    it. Chunks and question are untrusted: no token of theirs is one of the tokenizer's special tokens, and
+    the context stands between markers that they cannot write.
 
     Args:
         tokenizer: a transformers tokenizer. Without a chat template the prompt is plain text.
@@ -50,6 +53,7 @@ class PromptAssembler:
         user: the user's turn, with `{context}` and, behind it, `{question}`.
         format_chunk: a chunk's text. It must depend on the chunk alone, so that a kept chunk never changes.
         separator: text behind every chunk.
+        markers: what the context stands between, see `ContextMarkers`; None leaves it unmarked.
         chat_template: a Jinja template to use in place of the tokenizer's own.
         template_arguments: further variables of the template, such as `enable_thinking`.
         cache_tokens: most tokens of chunks remembered for later prompts.
@@ -72,6 +76,7 @@ class PromptAssembler:
         user: str = DEFAULT_USER,
         format_chunk: Callable[[Chunk], str] = format_chunk,
         separator: str = "\n\n",
+        markers: ContextMarkers | None = _MARKERS,
         chat_template: str | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         cache_tokens: int = 500_000,
@@ -80,18 +85,20 @@ class PromptAssembler:
         self.max_answer_tokens = _positive("max_answer_tokens", max_answer_tokens)
         self.max_chunk_tokens = positive_or_none("max_chunk_tokens", max_chunk_tokens)
         self.max_context_tokens = positive_or_none("max_context_tokens", max_context_tokens)
-        self.order = _order(order)
+        self.order = chunk_order_of(order)
         _check_types(tokenizer, format_chunk, template_arguments, system=system, user=user, separator=separator)
+        if markers is not None and not isinstance(markers, ContextMarkers):
+            raise ConfigurationError(f"markers={markers!r:.80}: give ContextMarkers(), or None for no markers")
         frame = render_frame(
             tokenizer,
             system=system,
-            user=user,
+            user=user if markers is None else markers.around_context(user),
             answer_cue=_ANSWER_CUE,
             chat_template=chat_template,
             template_arguments=template_arguments,
         )
         self._frame = encode_frame(tokenizer, frame)
-        self._plain = PlainTextEncoder(tokenizer, frame.structure)
+        self._plain = PlainTextEncoder(tokenizer, frame.structure, () if markers is None else (markers.nonce,))
         self._chunks = ChunkEncoder(
             self._plain,
             format_chunk=format_chunk,
@@ -189,10 +196,3 @@ def _positive(name: str, value: int) -> int:
     if positive_or_none(name, value) is None:
         raise ConfigurationError(f"{name}=None must be a whole number of tokens, 1 or more")
     return value
-
-
-def _order(order: ChunkOrder | str) -> ChunkOrder:
-    try:
-        return ChunkOrder(order)
-    except ValueError:
-        raise ConfigurationError(f"order={order!r}: choose 'stable' or 'rank'") from None

@@ -9,7 +9,8 @@ import pytest
 from web_server import WebServer
 
 from stream2llm_sdk.errors import ConfigurationError, RetrievalError
-from stream2llm_sdk.retrievers.search_provider import FixedSeeds, SearchHit, SearchProvider, SearxNGSearch
+from stream2llm_sdk.retrievers.search.provider import FixedSeeds, SearchHit, SearchProvider
+from stream2llm_sdk.retrievers.search.searxng import SearxNGSearch
 
 
 async def test_searxng_returns_hits_in_order_without_repetitions(web: WebServer) -> None:

@@ -1,0 +1,83 @@
+"""The URLs that a data set of questions carries."""
+
+from __future__ import annotations
+
+import ast
+import csv
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.retrievers.search.provider import SearchHit
+
+__all__ = ["DatasetURLs"]
+
+_MAX_METADATA_CHARS = 100_000
+
+
+class DatasetURLs:
+    """For each known question the URLs that its data set names, for evaluations: the search is perfect, the reading is
+    ours. A question that the data set does not have finds nothing.
+
+    Args:
+        urls: the URLs by question. White space and letter case of a question do not matter.
+
+    Raises:
+        ConfigurationError: there is no question, or its URLs are no list of text.
+    """
+
+    def __init__(self, urls: Mapping[str, Iterable[str]]) -> None:
+        self._urls: dict[str, tuple[str, ...]] = {}
+        for question, listed in urls.items():
+            found = [listed] if isinstance(listed, str) else list(listed)
+            if isinstance(listed, str) or not all(isinstance(url, str) for url in found):
+                raise ConfigurationError(f"the URLs of {question!r:.80} are {listed!r:.80}: give a list of URLs")
+            self._urls[_key(question)] = tuple(dict.fromkeys(url.strip() for url in found if url.strip()))
+        if not self._urls:
+            raise ConfigurationError("urls holds no question")
+        self.questions = tuple(urls)
+
+    @classmethod
+    def from_simpleqa(cls, source: str | PathLike[str] | Iterable[Mapping[str, Any]]) -> DatasetURLs:
+        """From SimpleQA's CSV (columns `metadata, problem, answer`), as a file or as rows. `metadata` is a Python
+        literal such as `{'topic': …, 'answer_type': …, 'urls': […]}`; it is read, never run.
+
+        Raises:
+            ConfigurationError: the file or a row cannot be read; it names the row.
+        """
+        if isinstance(source, (str, PathLike)):
+            try:
+                text = Path(source).read_text(encoding="utf-8-sig")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigurationError(f"{source} cannot be read: {error}") from None
+            source = csv.DictReader(text.splitlines(keepends=True))
+        urls: dict[str, list[str]] = {}
+        for number, row in enumerate(source, start=1):
+            urls.setdefault(*_question_and_urls(row, number))
+        return cls(urls)
+
+    async def search(self, query: str, k: int) -> list[SearchHit]:
+        """At most `k` URLs of the question, in the data set's order."""
+        return [SearchHit(url) for url in self._urls.get(_key(query), ())[:k]]
+
+
+def _key(question: str) -> str:
+    return " ".join(question.split()).casefold()
+
+
+def _question_and_urls(row: Mapping[str, Any], number: int) -> tuple[str, list[str]]:
+    question, metadata = row.get("problem"), row.get("metadata")
+    if not isinstance(question, str) or metadata is None:
+        found = ", ".join(map(str, row))
+        raise ConfigurationError(f"row {number} lacks `problem` or `metadata`; its columns are: {found:.200}")
+    if isinstance(metadata, str):
+        try:
+            metadata = ast.literal_eval(metadata[:_MAX_METADATA_CHARS])
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            raise ConfigurationError(f"row {number}: metadata is no Python literal: {metadata!r:.120}") from None
+    urls = metadata.get("urls") if isinstance(metadata, Mapping) else None
+    if not isinstance(urls, (list, tuple)):
+        raise ConfigurationError(f"row {number}: metadata names no list of urls: {metadata!r:.120}")
+    return question, [url for url in urls if isinstance(url, str)]
