@@ -15,6 +15,7 @@ from stream2llm_sdk.calibrate_command import calibrate
 from stream2llm_sdk.console import shown_errors
 from stream2llm_sdk.demo.ways import DEFAULT_QUESTION, Demo, DemoMode, DemoOptions
 from stream2llm_sdk.files import require_writable
+from stream2llm_sdk.index_command import app as index_app
 from stream2llm_sdk.replay_command import replay
 from stream2llm_sdk.report_command import report
 from stream2llm_sdk.reproduce_command import reproduce
@@ -111,6 +112,7 @@ app.command()(calibrate)
 app.command()(replay)
 app.command()(report)
 app.command()(reproduce)
+app.add_typer(index_app)
 app.add_typer(trace_app)
 
 if __name__ == "__main__":

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from stream2llm_sdk.context import Chunk
 from stream2llm_sdk.errors import ConfigurationError, IndexFormatError
+from stream2llm_sdk.retrievers.diskann.columns import ColumnsWriter
 from stream2llm_sdk.retrievers.diskann.shared_file import SharedFile
 
-__all__ = ["DocumentStore", "DocumentWriter", "as_chunk"]
+__all__ = ["DOCUMENTS_FILE", "OFFSETS_FILE", "DocumentStore", "as_chunk", "complete_store", "document_line"]
 
 DOCUMENTS_FILE = "documents.jsonl"
 OFFSETS_FILE = "documents.offsets"
@@ -56,44 +57,50 @@ def _mapping_as_chunk(document: Mapping[str, Any], row: int) -> Chunk:
     source = next((document[name] for name in _SOURCE_FIELDS if document.get(name)), f"document-{row}")
     metadata = document.get("metadata")
     extra = {name: value for name, value in document.items() if name not in _OWN_FIELDS}
+    # What did not become the source is kept: an id beside a URL.
+    extra.update({n: document[n] for n in _SOURCE_FIELDS if document.get(n) and str(document[n]) != str(source)})
     extra.update(metadata if isinstance(metadata, Mapping) else {})
     return Chunk(text, source=str(source), title=str(document.get("title") or ""), metadata=extra)
 
 
-class DocumentWriter:
-    """Writes the documents file and its offsets. Use as a context manager; the offsets are written at the end."""
+def document_line(chunk: Chunk, row: int) -> bytes:
+    """The line of one document. Metadata values that JSON cannot hold are stored as their text.
 
-    def __init__(self, directory: Path) -> None:
-        self._offsets_path = directory / OFFSETS_FILE
-        self._file = open(directory / DOCUMENTS_FILE, "wb")  # noqa: SIM115 - closed by __exit__
-        self._offsets = [0]
+    Raises:
+        ConfigurationError: its metadata cannot be stored; `row` names it in the error.
+    """
+    record = {"text": chunk.text, "source": chunk.source, "title": chunk.title, "metadata": dict(chunk.metadata)}
+    try:
+        # ASCII escapes carry NULs and lone surrogates, which UTF-8 could not.
+        return json.dumps(record, ensure_ascii=True, default=str).encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"document {row}: its metadata cannot be stored as JSON: {error}") from error
 
-    def __enter__(self) -> DocumentWriter:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-        if kind is None:
-            np.array(self._offsets, "<i8").tofile(self._offsets_path)
+def complete_store(directory: Path, filterable: Sequence[str]) -> list[Path]:
+    """Reads the documents file once, and writes its offsets and the columns that filters may use.
 
-    def write(self, chunk: Chunk) -> None:
-        """Appends one document. Metadata values that JSON cannot hold are stored as their text."""
-        record = {
-            "text": chunk.text,
-            "source": chunk.source,
-            "title": chunk.title,
-            "metadata": dict(chunk.metadata),
-        }
-        try:
-            # ASCII escapes carry NULs and lone surrogates, which UTF-8 could not.
-            line = json.dumps(record, ensure_ascii=True, default=str).encode() + b"\n"
-        except (TypeError, ValueError) as error:
-            row = len(self._offsets) - 1
-            raise ConfigurationError(f"document {row}: its metadata cannot be stored as JSON: {error}") from error
-        self._file.write(line)
-        self._offsets.append(self._offsets[-1] + len(line))
+    Returns:
+        The paths of the columns' files.
+
+    Raises:
+        ConfigurationError: a value cannot be a filter's, or no document has a column.
+    """
+    offsets = array("q", [0])
+    columns = ColumnsWriter(filterable)
+    absent = set(filterable)
+    with open(directory / DOCUMENTS_FILE, "rb") as file:
+        for line in file:
+            offsets.append(offsets[-1] + len(line))
+            if filterable:
+                record = json.loads(line)
+                values = {**record["metadata"], "source": record["source"], "title": record["title"]}
+                columns.append(values)
+                absent -= values.keys()
+    if absent:
+        raise ConfigurationError(f"filterable: no document has {min(absent)!r} in its metadata; leave it out")
+    np.array(offsets, "<i8").tofile(directory / OFFSETS_FILE)
+    return columns.write(directory)
 
 
 class DocumentStore:

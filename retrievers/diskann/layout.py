@@ -30,6 +30,7 @@ __all__ = [
     "PQ_PIVOTS_FILE",
     "SECTOR_BYTES",
     "DiskLayout",
+    "graph_path",
     "read_layout",
 ]
 
@@ -53,6 +54,7 @@ class DiskLayout:
     """The geometry of a graph file and its product quantiser.
 
     Attributes:
+        inner_product: the metric: larger inner products are better, or smaller L2 distances.
         nodes_per_sector: 0 when a node is longer than a sector.
         sectors_per_node: sectors to read to have a whole node.
         pivots: float32, shape `(dim, 256)`: a dimension's 256 values lie side by side.
@@ -63,6 +65,7 @@ class DiskLayout:
 
     num_nodes: int
     dim: int
+    inner_product: bool
     medoid: int
     node_bytes: int
     nodes_per_sector: int
@@ -77,20 +80,31 @@ class DiskLayout:
         return self.node_bytes // 4 - self.dim - 1
 
 
-def read_layout(directory: Path) -> DiskLayout:
+def graph_path(directory: Path, prefix: str = INDEX_PREFIX) -> Path:
+    """The graph file of the index with this prefix."""
+    return _named(directory, GRAPH_FILE, prefix)
+
+
+def _named(directory: Path, file: str, prefix: str) -> Path:
+    return directory / (prefix + file.removeprefix(INDEX_PREFIX))
+
+
+def read_layout(directory: Path, prefix: str = INDEX_PREFIX) -> DiskLayout:
     """Reads and checks the four files in `directory`.
 
     Raises:
         IndexFormatError: a file is missing or cut short, does not fit the others, or holds another dtype, metric
-            or layout version than float32, l2 and 1.0. The message names the file and what was expected.
+            or layout version than float32, l2 or innerproduct, and 1.0. The message names the file and what was
+            expected.
     """
-    num_nodes, dim = _read_metadata(directory / METADATA_FILE)
-    geometry = _read_header(directory / GRAPH_FILE, num_nodes, dim)
-    pivots, centroid, chunk_offsets = _read_pivots(directory / PQ_PIVOTS_FILE, dim)
-    codes = _read_codes(directory / PQ_CODES_FILE, num_nodes, len(chunk_offsets) - 1)
+    num_nodes, dim, inner_product = _read_metadata(_named(directory, METADATA_FILE, prefix))
+    geometry = _read_header(_named(directory, GRAPH_FILE, prefix), num_nodes, dim)
+    pivots, centroid, chunk_offsets = _read_pivots(_named(directory, PQ_PIVOTS_FILE, prefix), dim)
+    codes = _read_codes(_named(directory, PQ_CODES_FILE, prefix), num_nodes, len(chunk_offsets) - 1)
     return DiskLayout(
         num_nodes=num_nodes,
         dim=dim,
+        inner_product=inner_product,
         pivots=pivots,
         centroid=centroid,
         chunk_offsets=chunk_offsets,
@@ -99,18 +113,20 @@ def read_layout(directory: Path) -> DiskLayout:
     )
 
 
-def _read_metadata(path: Path) -> tuple[int, int]:
+def _read_metadata(path: Path) -> tuple[int, int, bool]:
     raw = _read(path)
     _expect(path, len(raw) == 32, f"{len(raw)} bytes, expected 32")
     dtype, metric, num_nodes, dim = (int(word) for word in np.frombuffer(raw, "<u8"))
     _expect(path, dtype == 0, f"vectors of dtype {_name(_DTYPES, dtype)}, expected float32")
+    name = _name(_METRICS, metric)
     _expect(
         path,
-        metric == 0,
-        f"metric {_name(_METRICS, metric)}, expected l2 over normalised vectors: build it with build_index()",
+        name in ("l2", "innerproduct"),
+        f"metric {name}, expected l2 or innerproduct; for cosine, normalise the vectors and build it with l2, as "
+        "build_index() does: DiskANN's own cosine metrics give wrong neighbours",
     )
     _expect(path, 0 < num_nodes < 2**32 and 0 < dim < 2**20, f"{num_nodes} vectors of {dim} dimensions")
-    return num_nodes, dim
+    return num_nodes, dim, name == "innerproduct"
 
 
 def _read_header(path: Path, num_nodes: int, dim: int) -> dict[str, int]:

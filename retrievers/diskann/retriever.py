@@ -5,15 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 from stream2llm_sdk.context import Chunk, ContextMode, Replace
 from stream2llm_sdk.errors import ConfigurationError, RetrievalError
-from stream2llm_sdk.retrievers.diskann.index import DiskANNIndex
-from stream2llm_sdk.retrievers.diskann.search import BeamSearch, EmissionGate, Pool, SearchOptions, SearchStatus
+from stream2llm_sdk.retrievers.diskann.dynamic import DynamicDiskANN
+from stream2llm_sdk.retrievers.diskann.filters import MetadataFilter
+from stream2llm_sdk.retrievers.diskann.index import DiskANNIndex, FilterLike
+from stream2llm_sdk.retrievers.diskann.search import SearchStatus, SteppedSearch
+from stream2llm_sdk.retrievers.diskann.search_options import EarlyStop, EmissionGate, SearchOptions
+from stream2llm_sdk.retrievers.diskann.streaming_policy import (
+    StreamingEstimate,
+    StreamingPolicy,
+    documents_prefilled_again,
+)
 
 __all__ = ["DiskANNRetriever"]
 
@@ -34,20 +44,27 @@ class DiskANNRetriever:
             async for update in retriever.stream("How does a TaskGroup cancel its tasks?"):
                 print([chunk.title for chunk in update.chunks])
 
+    With `stream="auto"` a search is streamed where that pays, by `StreamingPolicy`: the first few are, to learn.
+
     Args:
-        index: an open index, which stays its opener's to close; or a directory, which is opened here (blocking
-            while the quantiser's codes are read) and closed by `aclose()`.
+        index: an open index, on disk or a `DynamicDiskANN`, which stays its opener's to close; or the directory of one
+            on disk, which is opened here (blocking while the quantiser's codes are read) and closed by `aclose()`.
         k: documents in the context.
         search_list_size: `L`; larger finds more of the true neighbours and takes longer.
         beam_width: `W`, nodes read from disk at once.
         gate: when a pool is good enough to be sent early; None means `EmissionGate()`.
-        stream: False yields the final pool only.
+        early_stop: when a search may end before its candidate list is worked off; None works it off.
+        filter: which documents may be in the context, as `MetadataFilter` says; None means all.
+        stream: True sends pools early, False the final one only, "auto" decides search by search.
+        prefill_s_per_document: for "auto", the seconds in which the model prefills one document, or a function that
+            gives them, None while it does not know.
         min_iteration_s: each iteration takes at least this long. It stands in for a slower disk in
             demonstrations and tests; leave it at 0 otherwise.
         max_concurrent_searches: worker threads; more questions than that take turns.
 
     Raises:
-        ConfigurationError: a value is out of range, or the index was built with another embedder.
+        ConfigurationError: a value is out of range, the index was built with another embedder, or has no column
+            that the filter needs.
         IndexFormatError: the directory holds no index that can be read.
     """
 
@@ -55,13 +72,16 @@ class DiskANNRetriever:
 
     def __init__(
         self,
-        index: DiskANNIndex | str | os.PathLike[str],
+        index: DiskANNIndex | DynamicDiskANN | str | os.PathLike[str],
         *,
         k: int = 10,
         search_list_size: int = 100,
         beam_width: int = 4,
         gate: EmissionGate | None = None,
-        stream: bool = True,
+        early_stop: EarlyStop | None = None,
+        filter: FilterLike = None,
+        stream: bool | Literal["auto"] = True,
+        prefill_s_per_document: float | Callable[[], float | None] | None = None,
         min_iteration_s: float = 0.0,
         max_concurrent_searches: int = 8,
     ) -> None:
@@ -69,14 +89,27 @@ class DiskANNRetriever:
             raise ConfigurationError(f"min_iteration_s={min_iteration_s!r}: give seconds from 0 to 3600")
         if not 1 <= max_concurrent_searches <= 256:
             raise ConfigurationError(f"max_concurrent_searches={max_concurrent_searches!r}: give 1 to 256")
+        if not (isinstance(stream, bool) or stream == "auto"):
+            raise ConfigurationError(f"stream={stream!r}: give True, False or 'auto'")
+        if stream == "auto" and prefill_s_per_document is None:
+            raise ConfigurationError(
+                "stream='auto' weighs searching against prefilling: give prefill_s_per_document=, the seconds in which "
+                "the model prefills one document, or a function that returns them"
+            )
+        self._policy = StreamingPolicy(prefill_s_per_document) if prefill_s_per_document is not None else None
+        self._stream = stream
+        self._filter = MetadataFilter.of(filter)
         self._options = SearchOptions(
             k=k,
             search_list_size=search_list_size,
             beam_width=beam_width,
             gate=(gate or EmissionGate()) if stream else None,
+            early_stop=early_stop,
         )
-        self._owns_index = not isinstance(index, DiskANNIndex)
-        self._index = index if isinstance(index, DiskANNIndex) else DiskANNIndex.open(index)
+        self._owns_index = not isinstance(index, (DiskANNIndex, DynamicDiskANN))
+        self._index: Any = DiskANNIndex.open(index) if isinstance(index, (str, os.PathLike)) else index
+        if isinstance(self._index, DiskANNIndex):
+            self._index.allowed(self._filter)  # a filter that the index cannot answer is told now
         self._min_iteration_s = min_iteration_s
         self._executor = ThreadPoolExecutor(max_concurrent_searches, thread_name_prefix="diskann")
         self._stop_events: set[threading.Event] = set()
@@ -85,29 +118,54 @@ class DiskANNRetriever:
     def __repr__(self) -> str:
         return f"DiskANNRetriever({self._index!r}, {self._options})"
 
-    async def stream(self, query: str) -> AsyncGenerator[Replace, None]:
+    @property
+    def streaming_estimate(self) -> StreamingEstimate | None:
+        """What `stream="auto"` has learnt; None without `prefill_s_per_document`."""
+        return None if self._policy is None else self._policy.estimate
+
+    async def stream(self, query: str, *, filter: FilterLike = None) -> AsyncGenerator[Replace, None]:
         """Yields the current top-k, each time in place of the one before.
+
+        Args:
+            filter: for this question, in place of the retriever's own.
 
         Raises:
             RetrievalError: the query is empty, or the retriever or its index was closed.
             IndexFormatError: a file was cut short or is damaged.
+            ConfigurationError: the filter is not written right, or the index has no such column.
         """
+        checked = self._filter if filter is None else MetadataFilter.of(filter)
+        options = self._options_now()
         stop = threading.Event()
         self._stop_events.add(stop)
         try:
-            search = await self._in_thread(stop, self._index.begin_search, query, self._options)
+            search = await self._in_thread(stop, self._index.begin_search, query, options, checked)
             known: dict[int, Chunk] = {}
-            emitted: tuple[int, ...] = ()
+            emitted: list[Chunk] | None = None
+            took = _Took()
             status = SearchStatus.RUNNING
             while status is not SearchStatus.FINISHED:
+                began_s = time.perf_counter()
                 status = await self._next_status(search, stop)
-                pool = search.pool
-                if pool.nodes != emitted:
-                    emitted = pool.nodes
-                    yield Replace(await self._in_thread(stop, self._read_chunks, pool, known))
+                took.add(time.perf_counter() - began_s, search.pool.nodes)
+                chunks = await self._in_thread(stop, self._index.chunks, search, known)
+                if chunks != emitted:
+                    emitted = chunks
+                    yield Replace(chunks)
+            if self._policy is not None:
+                self._policy.observe(
+                    took.search_s,
+                    first_pool_s=None if options.gate is None else took.first_pool_s,
+                    prefilled_again=took.prefilled_again,
+                )
         finally:
             stop.set()
             self._stop_events.discard(stop)
+
+    def _options_now(self) -> SearchOptions:
+        if self._stream == "auto" and self._policy is not None and not self._policy.should_stream():
+            return replace(self._options, gate=None)
+        return self._options
 
     async def warm_up(self) -> None:
         """Loads the embedder and the compiled search, which the first question would otherwise wait for.
@@ -139,7 +197,7 @@ class DiskANNRetriever:
     ) -> None:
         await self.aclose()
 
-    async def _next_status(self, search: BeamSearch, stop: threading.Event) -> SearchStatus:
+    async def _next_status(self, search: SteppedSearch, stop: threading.Event) -> SearchStatus:
         """Runs until the gate opens or the search is finished, at the pace that was asked for."""
         if self._min_iteration_s == 0:
             status = await self._in_thread(stop, search.run, stop)
@@ -153,12 +211,6 @@ class DiskANNRetriever:
         if stop.is_set():
             raise self._closed_error()
         return status
-
-    def _read_chunks(self, pool: Pool, known: dict[int, Chunk]) -> list[Chunk]:
-        for node, distance in zip(pool.nodes, pool.distances, strict=True):
-            if node not in known:
-                known[node] = self._index.chunk(node, distance)
-        return [known[node] for node in pool.nodes]
 
     async def _in_thread(self, stop: threading.Event, function: Callable[..., ResultT], *args: object) -> ResultT:
         """Calls `function` in a worker thread; when cancelled, stops it and waits until it has ended."""
@@ -176,3 +228,22 @@ class DiskANNRetriever:
 
     def _closed_error(self) -> RetrievalError:
         return RetrievalError("the DiskANN retriever was closed while it was used")
+
+
+class _Took:
+    """What one search has taken so far."""
+
+    def __init__(self) -> None:
+        self.search_s = 0.0
+        self.first_pool_s = 0.0
+        self.prefilled_again = 0
+        self._in_prompt: list[int] | None = None
+
+    def add(self, seconds: float, pool: Sequence[int]) -> None:
+        self.search_s += seconds
+        if self._in_prompt is None:
+            self.first_pool_s = self.search_s
+            self._in_prompt = list(pool)
+            return
+        again, self._in_prompt = documents_prefilled_again(self._in_prompt, pool)
+        self.prefilled_again += again

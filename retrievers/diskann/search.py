@@ -1,15 +1,13 @@
-"""A beam search over a DiskANN index that can be stopped, looked at and continued.
+"""Beam searches over a DiskANN graph that can be stopped, looked at and continued.
 
-When a pool is worth emitting: the exact top-k of all expanded nodes (the *pool*) usually holds most of the final
-result long before the search ends, but also changes often at its beginning, and every change costs the model a
-prefill. The gate therefore opens when the pool's set survived a number of node expansions and the best candidate
-still unexpanded lies well behind rank k: what is left to expand is then unlikely to enter the pool.
+`SteppedSearch` is what all of them have in common; `BeamSearch` is the one over an index on disk.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property
@@ -19,68 +17,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stream2llm_sdk.errors import ConfigurationError, IndexFormatError, MissingExtraError, RetrievalError
-from stream2llm_sdk.retrievers.diskann.layout import GRAPH_FILE, SECTOR_BYTES, DiskLayout
+from stream2llm_sdk.errors import IndexFormatError, MissingExtraError, RetrievalError
+from stream2llm_sdk.retrievers.diskann.filters import AllowedNodes
+from stream2llm_sdk.retrievers.diskann.layout import GRAPH_FILE, DiskLayout
+from stream2llm_sdk.retrievers.diskann.search_options import EarlyStop, EmissionGate, SearchOptions
 from stream2llm_sdk.retrievers.diskann.shared_file import SharedFile
 
-__all__ = ["BeamSearch", "EmissionGate", "Graph", "Pool", "SearchOptions", "SearchStatus", "load_kernel"]
+__all__ = [
+    "BeamSearch",
+    "EarlyStop",
+    "EmissionGate",
+    "Graph",
+    "Pool",
+    "SearchOptions",
+    "SearchStatus",
+    "SteppedSearch",
+    "load_kernel",
+]
 
 # Cancelling waits for one slice: about a millisecond on a warm file.
 _SLICE_ITERATIONS = 16
 _EXHAUSTIVE_UP_TO_NODES = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class EmissionGate:
-    """When the pool of an unfinished search is emitted.
-
-    Attributes:
-        min_stable_expansions: node expansions that the pool's set must have survived. Smaller emits earlier
-            and more often.
-        min_rank_factor: the best unexpanded candidate must be at rank `min_rank_factor * k` or behind it. With
-            a search list shorter than that the gate never opens and only the final pool is emitted.
-
-    Raises:
-        ConfigurationError: a value is negative, or the number of expansions is no integer.
-    """
-
-    min_stable_expansions: int = 16
-    min_rank_factor: float = 2.0
-
-    def __post_init__(self) -> None:
-        stable, factor = self.min_stable_expansions, self.min_rank_factor
-        if not isinstance(stable, int) or not 0 <= stable < 2**31:
-            raise ConfigurationError(f"EmissionGate.min_stable_expansions={stable!r}: give an integer from 0 up")
-        if not 0 <= factor <= 1e6:
-            raise ConfigurationError(f"EmissionGate.min_rank_factor={factor!r}: give 0 or more")
-
-
-@dataclass(frozen=True, slots=True)
-class SearchOptions:
-    """How one search runs.
-
-    Attributes:
-        k: size of the result. An index with fewer documents gives all of them.
-        search_list_size: `L`, candidates kept; larger finds more of the true neighbours and takes longer.
-        beam_width: `W`, nodes read from disk at once.
-        gate: when an intermediate pool is emitted; None never emits one.
-
-    Raises:
-        ConfigurationError: a value is not positive, or `search_list_size` is below `k`.
-    """
-
-    k: int = 10
-    search_list_size: int = 100
-    beam_width: int = 4
-    gate: EmissionGate | None = EmissionGate()
-
-    def __post_init__(self) -> None:
-        for name, most in (("k", 10_000), ("search_list_size", 1_000_000), ("beam_width", 512)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or not 1 <= value <= most:
-                raise ConfigurationError(f"{name}={value!r}: give an integer from 1 to {most}")
-        if self.search_list_size < self.k:
-            raise ConfigurationError(f"search_list_size={self.search_list_size} is below k={self.k}: give at least k")
+_WIDENING = 4
 
 
 class SearchStatus(Enum):
@@ -94,10 +52,117 @@ class SearchStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The best nodes found so far, best first, with their exact squared L2 distances."""
+    """The best nodes found so far, best first, with their exact distances: squared L2, or minus the inner product."""
 
     nodes: tuple[int, ...]
     distances: tuple[float, ...]
+
+
+class SteppedSearch(ABC):
+    """One search. Used by one thread at a time.
+
+    With a filter, all nodes are traversed but only those allowed enter the pool. The candidate list grows in
+    proportion to how selective the filter is, and again when it turns out that too few allowed nodes lie near the
+    query; once it would have to be longer than the allowed nodes are many, these are all looked at instead, which is
+    exact.
+
+    Attributes:
+        stopped_early: whether `EarlyStop` ended it.
+    """
+
+    def __init__(self, options: SearchOptions, allowed: AllowedNodes | None) -> None:
+        gate, stop = options.gate, options.early_stop
+        self._kernel = load_kernel()
+        self._rules = self._kernel.Rules(
+            gate_expansions=-1 if gate is None else gate.min_stable_expansions,
+            gate_rank=0 if gate is None else round(gate.min_rank_factor * options.k),
+            stop_expansions=-1 if stop is None else stop.min_stable_expansions,
+            stop_margin=0.0 if stop is None else float(stop.margin),
+        )
+        self._options = options
+        self._allowed = allowed
+        self._is_exact = False
+        self._state: Any = None
+        self.stopped_early = False
+
+    @abstractmethod
+    def _begin(self, list_size: int) -> None:
+        """Makes a fresh `_state` with a list of that size. Sets `_is_exact` when it looks at all allowed nodes."""
+
+    @abstractmethod
+    def _advance(self, max_iterations: int) -> int:
+        """Calls the kernel; returns its code."""
+
+    def _error(self, code: int) -> RetrievalError:
+        """What a code that stands for a failure means."""
+        raise AssertionError(f"the search returned code {code}")
+
+    def advance(self, max_iterations: int) -> SearchStatus:
+        """Runs up to `max_iterations` iterations, or until the gate opens or the search is finished.
+
+        Raises:
+            IndexFormatError: the graph file was cut short or is damaged.
+            RetrievalError: the index was closed, or the read failed.
+        """
+        kernel = self._kernel
+        code = self._advance(max_iterations)
+        if code == kernel.FINISHED and self._found_too_few():
+            self._widen()
+            return SearchStatus.RUNNING
+        if code == kernel.RUNNING:
+            return SearchStatus.RUNNING
+        if code == kernel.GATE_OPEN:
+            return SearchStatus.GATE_OPEN
+        if code in (kernel.FINISHED, kernel.ENOUGH):
+            self.stopped_early = code == kernel.ENOUGH
+            return SearchStatus.FINISHED
+        raise self._error(code)
+
+    def run(self, stop: threading.Event | None = None) -> SearchStatus:
+        """Runs until the gate opens, the search is finished, or `stop` is set from another thread."""
+        while stop is None or not stop.is_set():
+            status = self.advance(_SLICE_ITERATIONS)
+            if status is not SearchStatus.RUNNING:
+                return status
+        return SearchStatus.STOPPED
+
+    def _first_list_size(self) -> int:
+        options = self._options
+        return options.search_list_size if self._allowed is None else self._allowed.list_size(options)
+
+    def _found_too_few(self) -> bool:
+        found = int(self._state.counters[self._kernel.POOL_SIZE])
+        return self._allowed is not None and not self._is_exact and found < len(self._state.pool_node)
+
+    def _widen(self) -> None:
+        so_far = self._state.counters
+        self._begin(_WIDENING * self.search_list_size)
+        for place in (self._kernel.NUM_ITERATIONS, self._kernel.NUM_EXPANSIONS, self._kernel.NUM_COMPARISONS):
+            self._state.counters[place] += so_far[place]
+
+    @property
+    def search_list_size(self) -> int:
+        """`L` as it is now: a filter makes it longer than was asked for."""
+        return len(self._state.candidate_node)
+
+    @property
+    def pool(self) -> Pool:
+        size = int(self._state.counters[self._kernel.POOL_SIZE])
+        return Pool(tuple(self._state.pool_node[:size].tolist()), tuple(self._state.pool_distance[:size].tolist()))
+
+    @property
+    def num_iterations(self) -> int:
+        return int(self._state.counters[self._kernel.NUM_ITERATIONS])
+
+    @property
+    def num_expansions(self) -> int:
+        """Nodes whose neighbours were looked at; on disk, nodes read."""
+        return int(self._state.counters[self._kernel.NUM_EXPANSIONS])
+
+    @property
+    def num_comparisons(self) -> int:
+        """Distances computed to order the candidates; on disk, estimates from the product quantiser's codes."""
+        return int(self._state.counters[self._kernel.NUM_COMPARISONS])
 
 
 class Graph:
@@ -113,6 +178,7 @@ class Graph:
         layout = self.layout
         return load_kernel().GraphArrays(
             codes=layout.codes,
+            inner_product=layout.inner_product,
             node_words=layout.node_bytes // 4,
             nodes_per_sector=layout.nodes_per_sector,
             sectors_per_node=layout.sectors_per_node,
@@ -120,127 +186,94 @@ class Graph:
         )
 
 
-class BeamSearch:
-    """One search. Used by one thread at a time; any number of searches may share a `Graph`.
+class BeamSearch(SteppedSearch):
+    """A search over an index on disk. Any number of searches may share a `Graph`.
 
     Args:
         query: float32, shape `(dim,)`, finite.
+        allowed: the nodes that may enter the pool; None allows all.
 
     Raises:
         MissingExtraError: numba is not installed.
         RetrievalError: the query has another shape or is not finite.
     """
 
-    def __init__(self, graph: Graph, query: npt.NDArray[np.float32], options: SearchOptions) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        query: npt.NDArray[np.float32],
+        options: SearchOptions,
+        allowed: AllowedNodes | None = None,
+    ) -> None:
         layout = graph.layout
         vector = np.array(query, np.float32)
         if vector.shape != (layout.dim,) or not np.isfinite(vector).all():
             raise RetrievalError(
                 f"the query vector has shape {vector.shape}; give {layout.dim} finite numbers for this index"
             )
+        super().__init__(options, allowed)
         self._graph = graph
-        self._kernel = load_kernel()
-        gate = options.gate
-        self._min_stable_expansions = -1 if gate is None else gate.min_stable_expansions
-        self._min_unexpanded_rank = 0 if gate is None else round(gate.min_rank_factor * options.k)
-        self._state = self._new_state(vector, options)
-        self._kernel.fill_distance_table(
-            vector, layout.pivots, layout.centroid, layout.chunk_offsets, self._state.distance_table
-        )
-        self._begin(options.search_list_size)
+        self._query = vector
+        self._begin(self._first_list_size())
 
-    def advance(self, max_iterations: int) -> SearchStatus:
-        """Runs up to `max_iterations` iterations, or until the gate opens or nothing is left to expand.
-
-        Raises:
-            IndexFormatError: the graph file was cut short or is damaged.
-            RetrievalError: the index was closed, or the read failed.
-        """
-        kernel = self._kernel
+    def _advance(self, max_iterations: int) -> int:
         with self._graph.file.reading() as descriptor:
-            code = kernel.advance(
-                self._graph.compiled,
-                self._state,
-                descriptor,
-                max_iterations,
-                self._min_stable_expansions,
-                self._min_unexpanded_rank,
-            )
-        if code == kernel.RUNNING:
-            return SearchStatus.RUNNING
-        if code == kernel.GATE_OPEN:
-            return SearchStatus.GATE_OPEN
-        if code == kernel.FINISHED:
-            return SearchStatus.FINISHED
-        raise self._error(code)
+            return int(self._kernel.advance(self._graph.compiled, self._state, descriptor, max_iterations, self._rules))
 
-    def run(self, stop: threading.Event | None = None) -> SearchStatus:
-        """Runs until the gate opens, the search is finished, or `stop` is set from another thread."""
-        while stop is None or not stop.is_set():
-            status = self.advance(_SLICE_ITERATIONS)
-            if status is not SearchStatus.RUNNING:
-                return status
-        return SearchStatus.STOPPED
+    def _begin(self, list_size: int) -> None:
+        """A fresh state whose candidates are the medoid, or all nodes that could be in the result if those are few.
 
-    @property
-    def pool(self) -> Pool:
-        size = int(self._state.counters[self._kernel.POOL_SIZE])
-        return Pool(tuple(self._state.pool_node[:size].tolist()), tuple(self._state.pool_distance[:size].tolist()))
-
-    @property
-    def num_iterations(self) -> int:
-        return int(self._state.counters[self._kernel.NUM_ITERATIONS])
-
-    @property
-    def num_expansions(self) -> int:
-        """Nodes read from disk."""
-        return int(self._state.counters[self._kernel.NUM_EXPANSIONS])
-
-    @property
-    def num_comparisons(self) -> int:
-        """Distances estimated from the product quantiser's codes."""
-        return int(self._state.counters[self._kernel.NUM_COMPARISONS])
-
-    def _new_state(self, query: npt.NDArray[np.float32], options: SearchOptions) -> Any:
-        layout, kernel = self._graph.layout, self._kernel
-        size = min(options.search_list_size, layout.num_nodes)
-        width = min(options.beam_width, layout.num_nodes)
-        k = min(options.k, layout.num_nodes)
-        sectors = np.empty(width * layout.sectors_per_node * SECTOR_BYTES // 4, np.uint32)
-        return kernel.SearchState(
-            counters=np.zeros(kernel.NUM_COUNTERS, np.int64),
-            query=query,
-            distance_table=np.empty((len(layout.chunk_offsets) - 1, layout.pivots.shape[1]), np.float32),
-            candidate_node=np.empty(size, np.int64),
-            candidate_distance=np.empty(size, np.float32),
-            candidate_expanded=np.zeros(size, np.uint8),
-            seen_bits=np.zeros(layout.num_nodes // 8 + 1, np.uint8),
-            pool_node=np.empty(k, np.int64),
-            pool_distance=np.empty(k, np.float32),
-            emitted_node=np.full(k, -1, np.int64),
-            sectors=sectors,
-            vectors=sectors.view(np.float32),
-            beam_node=np.empty(width, np.int64),
-            beam_offset=np.empty(width, np.int64),
-            neighbours=np.empty(width * layout.max_degree, np.int64),
-        )
-
-    def _begin(self, search_list_size: int) -> None:
-        """Puts the medoid into the candidate list, or every node of a graph that is smaller than the list.
-
-        Such a search expands every node it can reach anyway. Beginning with all of them costs nothing more, and
-        finds those that no edge leads to.
+        A graph smaller than the candidate list is expanded whole anyway: to begin with all of its nodes costs
+        nothing more, and finds those that no edge leads to.
         """
-        layout, kernel, state = self._graph.layout, self._kernel, self._state
-        exhaustive = layout.num_nodes <= min(search_list_size, _EXHAUSTIVE_UP_TO_NODES)
-        nodes = np.arange(layout.num_nodes) if exhaustive else np.array([layout.medoid])
-        table = state.distance_table
-        estimated = table[np.arange(len(table)), layout.codes[nodes]].sum(axis=1)
+        layout, kernel, allowed = self._graph.layout, self._kernel, self._allowed
+        self._is_exact = allowed is not None and len(allowed) <= list_size
+        if allowed is not None and self._is_exact:
+            nodes = allowed.nodes
+        elif layout.num_nodes <= min(list_size, _EXHAUSTIVE_UP_TO_NODES):
+            nodes = np.arange(layout.num_nodes)
+        else:
+            nodes = np.array([layout.medoid])
+        self._state = state = self._new_state(max(list_size, len(nodes)))
+        kernel.fill_distance_table(
+            self._query,
+            layout.pivots,
+            layout.centroid,
+            layout.chunk_offsets,
+            layout.inner_product,
+            state.distance_table,
+        )
+        estimated = state.distance_table[np.arange(len(state.distance_table)), layout.codes[nodes]].sum(axis=1)
         order = np.argsort(estimated, kind="stable")
         state.candidate_node[: len(nodes)] = nodes[order]
         state.candidate_distance[: len(nodes)] = estimated[order]
-        np.bitwise_or.at(state.seen_bits, nodes >> 3, (1 << (nodes & 7)).astype(np.uint8))
         state.counters[kernel.NUM_CANDIDATES] = state.counters[kernel.NUM_COMPARISONS] = len(nodes)
+        if self._is_exact:
+            state.seen_bits[:] = 255
+        else:
+            np.bitwise_or.at(state.seen_bits, nodes >> 3, (1 << (nodes & 7)).astype(np.uint8))
+
+    def _new_state(self, list_size: int) -> Any:
+        layout, allowed = self._graph.layout, self._allowed
+        width = min(self._options.beam_width, layout.num_nodes)
+        records = np.empty(width * layout.node_bytes // 4, np.uint32)
+        return self._kernel.SearchState(
+            distance_table=np.empty((len(layout.chunk_offsets) - 1, layout.pivots.shape[1]), np.float32),
+            records=records,
+            vectors=records.view(np.float32),
+            beam_offset=np.empty(width, np.int64),
+            io_vector=np.empty(2, np.uint64),
+            **new_arrays(
+                self._kernel,
+                self._query,
+                num_nodes=layout.num_nodes,
+                k=min(self._options.k, layout.num_nodes if allowed is None else len(allowed)),
+                list_size=min(list_size, layout.num_nodes),
+                beam_width=width,
+                max_degree=layout.max_degree,
+                allowed_bits=None if allowed is None else allowed.bits,
+            ),
+        )
 
     def _error(self, code: int) -> RetrievalError:
         path = self._graph.file.path
@@ -256,6 +289,35 @@ class BeamSearch:
                 f"{path}: {size} bytes, was {self._graph.file.size_bytes} when opened; it was cut while open"
             )
         return RetrievalError(f"{path}: reading {GRAPH_FILE} failed; the disk reports an error")
+
+
+def new_arrays(
+    kernel: ModuleType,
+    query: npt.NDArray[np.float32],
+    *,
+    num_nodes: int,
+    k: int,
+    list_size: int,
+    beam_width: int,
+    max_degree: int,
+    allowed_bits: npt.NDArray[np.uint8] | None,
+) -> dict[str, Any]:
+    """The arrays of a `SearchState` that every search has."""
+    return {
+        "counters": np.zeros(kernel.NUM_COUNTERS, np.int64),
+        "query": query,
+        "candidate_node": np.empty(list_size, np.int64),
+        "candidate_distance": np.empty(list_size, np.float32),
+        "candidate_expanded": np.zeros(list_size, np.uint8),
+        "seen_bits": np.zeros(num_nodes // 8 + 1, np.uint8),
+        "allowed_bits": np.empty(0, np.uint8) if allowed_bits is None else allowed_bits,
+        "pool_node": np.empty(k, np.int64),
+        "pool_distance": np.empty(k, np.float32),
+        "emitted_node": np.full(k, -1, np.int64),
+        "beam_node": np.empty(beam_width, np.int64),
+        "neighbours": np.empty(beam_width * max_degree, np.int64),
+        "neighbour_distance": np.empty(beam_width * max_degree, np.float32),
+    }
 
 
 def load_kernel() -> ModuleType:

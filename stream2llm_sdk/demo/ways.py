@@ -312,6 +312,7 @@ class Demo:
         return retrievers
 
     def _crawler(self, site: PydocSite | None) -> Retriever:
+        from stream2llm_sdk.retrievers.web.crawl_options import PolitenessOptions
         from stream2llm_sdk.retrievers.web.crawler import CrawlerRetriever
 
         options = self._options
@@ -323,12 +324,13 @@ class Demo:
             concurrency=len(urls),
             page_timeout_s=60,
             total_timeout_s=120,
+            politeness=PolitenessOptions(respect_robots=False, per_host_concurrency=len(urls)),  # it is our own
             allow_networks=["127.0.0.0/8"],
         )
 
     @asynccontextmanager
     async def _diskann(self, site: PydocSite) -> AsyncIterator[Retriever]:
-        from stream2llm_sdk.retrievers.diskann.index import build_index
+        from stream2llm_sdk.retrievers.diskann.build import build_index
         from stream2llm_sdk.retrievers.diskann.retriever import DiskANNRetriever
         from stream2llm_sdk.retrievers.diskann.search import EmissionGate
 

@@ -17,8 +17,8 @@ import pytest
 
 from stream2llm_sdk.context import ContextMode, Replace, Retriever
 from stream2llm_sdk.errors import ConfigurationError, IndexFormatError, RetrievalError
-from stream2llm_sdk.retrievers.diskann.build import BuildOptions
-from stream2llm_sdk.retrievers.diskann.index import DiskANNIndex, build_index
+from stream2llm_sdk.retrievers.diskann.build import BuildOptions, build_index
+from stream2llm_sdk.retrievers.diskann.index import DiskANNIndex
 from stream2llm_sdk.retrievers.diskann.layout import GRAPH_FILE
 from stream2llm_sdk.retrievers.diskann.retriever import DiskANNRetriever
 from stream2llm_sdk.retrievers.diskann.search import EmissionGate, SearchOptions

@@ -20,8 +20,8 @@ import pytest
 
 from stream2llm_sdk.context import Chunk
 from stream2llm_sdk.errors import ConfigurationError, IndexFormatError, MissingExtraError, RetrievalError
-from stream2llm_sdk.retrievers.diskann.build import BuildOptions
-from stream2llm_sdk.retrievers.diskann.index import DiskANNIndex, build_index
+from stream2llm_sdk.retrievers.diskann.build import BuildOptions, build_index
+from stream2llm_sdk.retrievers.diskann.index import DiskANNIndex
 from stream2llm_sdk.retrievers.diskann.layout import (
     GRAPH_FILE,
     METADATA_FILE,
@@ -100,7 +100,7 @@ def test_documents_come_back_as_they_went_in(tmp_path: Path) -> None:
     assert [dict(chunk.metadata) for chunk in found] == [
         {},
         {"page": 3},
-        {"score": 0.5},
+        {"id": 17, "score": 0.5},
         {"when": "kept as text"},
         {},
     ]
@@ -187,8 +187,7 @@ def test_an_error_of_the_native_build_is_told(tmp_path: Path) -> None:
 BUILD_SCRIPT = """
 import sys
 import numpy as np
-from stream2llm_sdk.retrievers.diskann.build import BuildOptions
-from stream2llm_sdk.retrievers.diskann.index import build_index
+from stream2llm_sdk.retrievers.diskann.build import BuildOptions, build_index
 
 class Embedder:
     name, dim = "random", 64
@@ -352,7 +351,7 @@ def test_a_file_of_another_index_of_the_same_size_is_refused(index: Path, tmp_pa
         (METADATA_FILE, 0, 1, "dtype int8, expected float32"),
         (METADATA_FILE, 0, 9, "dtype number 9"),
         (METADATA_FILE, 1, 1, "metric cosine, expected l2"),
-        (METADATA_FILE, 1, 3, "metric innerproduct"),
+        (METADATA_FILE, 1, 2, "metric cosinenormalized, expected l2 or innerproduct"),
         (METADATA_FILE, 2, 0, "0 vectors"),
         (METADATA_FILE, 2, 119, "says 119"),
         (METADATA_FILE, 3, 2**63, "dimensions"),
@@ -416,9 +415,9 @@ def test_a_document_damaged_after_opening_is_an_error_that_names_its_row(index: 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "version 2, expected .* version 1"),
+        ({"version": 3}, "version 3, expected .* version 2"),
         ({"format": "faiss"}, "format 'faiss'"),
-        ({"metric": "l2"}, "metric 'l2'"),
+        ({"metric": "hamming"}, "metric .hamming."),
         ({"num_documents": 0}, "num_documents|0 is not a positive"),
         ({"num_documents": 119}, "119"),
         ({"dim": 24}, "embedder"),

@@ -11,19 +11,22 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from vectors import TextAsRow, closest, clustered, unit
 
 from stream2llm_sdk.errors import ConfigurationError, IndexFormatError, RetrievalError
 from stream2llm_sdk.retrievers.diskann import kernel as diskann_kernel
-from stream2llm_sdk.retrievers.diskann.build import BuildOptions
-from stream2llm_sdk.retrievers.diskann.index import DiskANNIndex, build_index
+from stream2llm_sdk.retrievers.diskann.build import BuildOptions, build_index
+from stream2llm_sdk.retrievers.diskann.index import DiskANNIndex
 from stream2llm_sdk.retrievers.diskann.layout import GRAPH_FILE, SECTOR_BYTES, read_layout
 from stream2llm_sdk.retrievers.diskann.search import (
     BeamSearch,
+    EarlyStop,
     EmissionGate,
     Graph,
     Pool,
@@ -100,6 +103,117 @@ def test_finds_what_the_native_search_finds(corpus: Corpus, search_list_size: in
     # Ours also keeps expanded nodes that left the candidate list, which shows when that list is short.
     assert same_order >= (0.98 if search_list_size >= 100 else 0.85) * len(corpus.queries)
     assert our_recall >= native_recall - 2
+
+
+class MetricCorpus:
+    """Vectors of many lengths in an index of one metric."""
+
+    def __init__(self, directory: Path, metric: str, dim: int) -> None:
+        self.metric = metric
+        num_vectors = 1_200 if dim < 1_000 else 500
+        lengths = np.random.default_rng(5).uniform(0.5, 2, (num_vectors + 60, 1)).astype(np.float32)
+        points = unit(clustered(num_vectors + 60, dim)) * lengths
+        self.vectors, self.queries = points[:num_vectors], points[num_vectors:]
+        self.embedder = TextAsRow(self.vectors, self.queries)
+        rows = map(str, range(num_vectors))
+        self.index = build_index(rows, directory, embedder=self.embedder, metric=metric)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module", params=[("l2", 48), ("ip", 48), ("ip", 1024), ("cosine", 48)], ids=str)
+def of_metric(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MetricCorpus]:
+    made = MetricCorpus(tmp_path_factory.mktemp("metric") / "index", *request.param)
+    yield made
+    made.index.close()
+
+
+def test_every_metric_finds_what_the_native_search_finds(of_metric: MetricCorpus) -> None:
+    os.environ.setdefault("RUST_LOG", "error")
+    import diskannpy
+
+    directory = str(of_metric.index.directory)
+    try:
+        native = diskannpy.StaticDiskIndex(index_directory=directory, num_threads=1, beam_width=4)
+    except Exception as error:
+        pytest.skip(f"the native search cannot load here (it needs io_uring): {error}")
+    same = hits = 0
+    for number, query in enumerate(of_metric.queries):
+        vector = of_metric.index.embed_query(f"q{number}")
+        expected = native.search(vector, k_neighbors=10, complexity=120)
+        found = [int(c.text) for c in of_metric.index.search(f"q{number}", SearchOptions(search_list_size=120))]
+        same += found == expected.identifiers.tolist()
+        hits += len(set(found) & set(closest(of_metric.metric, of_metric.vectors, query, 10)))
+    assert same >= 0.95 * len(of_metric.queries)
+    assert hits >= 0.95 * 10 * len(of_metric.queries)
+
+
+def test_every_metrics_score_is_what_it_says(of_metric: MetricCorpus) -> None:
+    query = of_metric.queries[0]
+    for chunk in of_metric.index.search("q0"):
+        vector = of_metric.vectors[int(chunk.text)]
+        expected = {
+            "l2": -np.linalg.norm(vector - query),
+            "ip": vector @ query,
+            "cosine": vector @ query / np.linalg.norm(vector) / np.linalg.norm(query),
+        }[of_metric.metric]
+        assert chunk.score == pytest.approx(float(expected), rel=1e-4, abs=1e-5)
+
+
+def test_every_metric_streams_and_stops_early(of_metric: MetricCorpus) -> None:
+    options = SearchOptions(search_list_size=400, beam_width=4)
+    whole = [of_metric.index.begin_search(f"q{number}", options) for number in range(30)]
+    short = replace(options, early_stop=EarlyStop(48, 0.2))
+    early = [of_metric.index.begin_search(f"q{number}", short) for number in range(30)]
+    first = 0
+    for search in whole:
+        assert search.run() is SearchStatus.GATE_OPEN
+        first += len(search.pool.nodes)
+        emitted_pools(search)
+    assert first == 300
+    same = 0
+    for search, stopped in zip(whole, early, strict=True):
+        emitted_pools(stopped)
+        same += len(set(search.pool.nodes) & set(stopped.pool.nodes))
+    assert same >= 0.97 * 300
+    assert sum(search.stopped_early for search in early) > 20
+    assert sum(s.num_expansions for s in early) < 0.8 * sum(s.num_expansions for s in whole)
+
+
+@pytest.mark.parametrize("metric", ["l2", "innerproduct"])
+def test_an_index_that_diskannpy_built_elsewhere_can_be_searched(tmp_path: Path, metric: str) -> None:
+    os.environ.setdefault("RUST_LOG", "error")
+    import diskannpy
+
+    vectors = clustered(600, 24)
+    diskannpy.build_disk_index(
+        vectors, metric, str(tmp_path), 60, 32, 1.0, 1, num_of_pq_chunks=6, vector_dtype=np.float32, index_prefix="own"
+    )
+    embedder = TextAsRow(vectors, vectors)
+    documents = [{"text": str(row), "url": f"https://example.org/{row}"} for row in range(600)]
+    kind = "ip" if metric == "innerproduct" else "l2"
+    with DiskANNIndex.open_native(
+        tmp_path, documents, embedder=embedder, prefix="own", vectors_are_unit=False
+    ) as index:
+        assert index.metric == kind
+        found = index.search("17", SearchOptions(k=5, search_list_size=80))
+        assert [int(chunk.text) for chunk in found] == closest(kind, vectors, vectors[17], 5)
+        assert found[0].source.startswith("https://example.org/")
+    with pytest.raises(ConfigurationError, match="600 vectors; give as many documents, not 3"):
+        DiskANNIndex.open_native(tmp_path, documents[:3], embedder=embedder, prefix="own")
+    with pytest.raises(ConfigurationError, match="vectors of 24 dimensions; embedder 'text-as-row' makes 32"):
+        DiskANNIndex.open_native(tmp_path, documents, embedder=TextAsRow(*[clustered(2, 32)] * 2), prefix="own")
+
+
+@pytest.mark.parametrize("metric", ["cosine", "cosinenormalized"])
+def test_diskanns_own_cosine_metrics_are_refused(tmp_path: Path, metric: str) -> None:
+    os.environ.setdefault("RUST_LOG", "error")
+    import diskannpy
+
+    vectors = unit(clustered(60, 8))
+    diskannpy.build_disk_index(
+        vectors, metric, str(tmp_path), 60, 16, 1.0, 1, num_of_pq_chunks=2, vector_dtype=np.float32
+    )
+    with pytest.raises(IndexFormatError, match=f"metric {metric}, expected l2 or innerproduct; for cosine, normalise"):
+        DiskANNIndex.open_native(tmp_path, ["x"] * 60, embedder=TextAsRow(vectors, vectors))
 
 
 def test_distances_are_exact(corpus: Corpus) -> None:
@@ -187,6 +301,37 @@ def test_the_gate_waits_until_the_pool_is_stable(corpus: Corpus) -> None:
 def test_the_gate_stays_shut_when_the_list_is_shorter_than_its_rank(corpus: Corpus) -> None:
     options = SearchOptions(k=10, search_list_size=19, gate=EmissionGate(0, 2))
     assert {len(emitted_pools(BeamSearch(corpus.graph, q, options))) for q in corpus.queries[:30]} == {1}
+
+
+def test_a_stricter_early_stop_reads_more_and_loses_less(corpus: Corpus) -> None:
+    reads, recalls = [], []
+    for stop in (EarlyStop(8, 0), EarlyStop(32, 0.05), EarlyStop(128, 0.3), None):
+        options = SearchOptions(search_list_size=320, gate=None, early_stop=stop)
+        searches = [BeamSearch(corpus.graph, query, options) for query in corpus.queries]
+        for search in searches:
+            assert search.run() is SearchStatus.FINISHED
+            assert search.stopped_early or stop is None or search.num_iterations > 1
+        reads.append(sum(search.num_expansions for search in searches))
+        found = zip(searches, corpus.neighbours, strict=True)
+        recalls.append(sum(len(set(search.pool.nodes) & set(neighbours)) for search, neighbours in found))
+    assert reads == sorted(reads)
+    assert reads[0] < 0.6 * reads[-1]
+    assert recalls == sorted(recalls)
+    assert recalls[1] > 0.97 * recalls[-1]
+
+
+def test_a_search_that_stopped_early_met_its_rule(corpus: Corpus) -> None:
+    options = SearchOptions(search_list_size=320, beam_width=1, gate=None, early_stop=EarlyStop(24, 0))
+    for query in corpus.queries[:20]:
+        stopped = BeamSearch(corpus.graph, query, options)
+        stopped.run()
+        assert stopped.stopped_early
+        again = BeamSearch(corpus.graph, query, replace(options, early_stop=None))
+        pools = []
+        while again.num_iterations < stopped.num_iterations:
+            again.advance(1)
+            pools.append(again.pool.nodes)
+        assert len(set(pools[-25:])) == 1
 
 
 def test_many_searches_at_once_on_one_graph(corpus: Corpus) -> None:
@@ -285,6 +430,8 @@ def test_a_query_of_another_shape_or_not_finite_is_refused(corpus: Corpus, value
         ({"search_list_size": 5, "k": 10}, "at least k"),
         ({"beam_width": 0}, "beam_width=0"),
         ({"beam_width": 1000}, "512"),
+        ({"gate": 5}, "gate=5"),
+        ({"early_stop": True}, "early_stop=True"),
     ],
 )
 def test_options_that_cannot_work_are_refused(arguments: dict[str, int], named: str) -> None:
@@ -292,10 +439,11 @@ def test_options_that_cannot_work_are_refused(arguments: dict[str, int], named: 
         SearchOptions(**arguments)
 
 
+@pytest.mark.parametrize("rule", [EmissionGate, EarlyStop])
 @pytest.mark.parametrize("arguments", [(-1, 2), (2.5, 2), (16, -1), (16, float("nan"))])
-def test_a_gate_that_cannot_work_is_refused(arguments: tuple[int, float]) -> None:
-    with pytest.raises(ConfigurationError, match="EmissionGate"):
-        EmissionGate(*arguments)
+def test_a_rule_that_cannot_work_is_refused(rule: type, arguments: tuple[int, float]) -> None:
+    with pytest.raises(ConfigurationError, match=rule.__name__):
+        rule(*arguments)
 
 
 @pytest.mark.parametrize(("num_vectors", "dim"), [(1, 8), (2, 3), (5, 100), (50, 33), (255, 12), (300, 1)])
@@ -338,7 +486,7 @@ def test_compiles_without_a_cache_directory(tmp_path: Path) -> None:
         "table = np.empty((1, 256), np.float32)\n"
         "pivots = np.zeros((4, 256), np.float32)\n"
         "query, centre = np.full(4, 3, np.float32), np.zeros(4, np.float32)\n"
-        "kernel.fill_distance_table(query, pivots, centre, np.array([0, 4]), table)\n"
+        "kernel.fill_distance_table(query, pivots, centre, np.array([0, 4]), False, table)\n"
         "print(table.sum(), kernel.fill_distance_table.stats.cache_path)\n"
     )
     environment = {"PATH": os.environ["PATH"], "HOME": "/proc/nowhere", "PYTHONPATH": str(tmp_path)}

@@ -52,7 +52,7 @@ def invalidated_tokens_ratio(*, seed: int = 0) -> float:
     Raises:
         MissingExtraError: the extra `diskann` is not installed.
     """
-    from stream2llm_sdk.retrievers.diskann.index import build_index
+    from stream2llm_sdk.retrievers.diskann.build import build_index
     from stream2llm_sdk.retrievers.diskann.retriever import DiskANNRetriever
     from stream2llm_sdk.retrievers.diskann.search import EmissionGate
 

@@ -1,39 +1,21 @@
-"""Text embeddings: the protocol, and WordLlama's static embeddings as the default."""
+"""WordLlama's static embeddings, the default."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from stream2llm_sdk.errors import ConfigurationError, MissingExtraError, RetrievalError
+from stream2llm_sdk.errors import ConfigurationError, MissingExtraError
 
-__all__ = ["Embedder", "WordLlamaEmbedder", "embed_unit_vectors"]
-
-
-@runtime_checkable
-class Embedder(Protocol):
-    """Turns text into vectors. Called from worker threads, possibly from several at a time.
-
-    `name` identifies the embedding space: it is stored with an index, and an index is only searched with an
-    embedder of the same name. `dim` is the length of every vector.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def dim(self) -> int: ...
-
-    def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """One row a text, shape `(len(texts), dim)`. The rows need not be normalised."""
-        ...
+__all__ = ["WordLlamaEmbedder", "wordllama_folder"]
 
 
 class WordLlamaEmbedder:
@@ -51,6 +33,7 @@ class WordLlamaEmbedder:
     """
 
     name = "wordllama-l2_supercat-256"
+    spec = "wordllama"
     dim = 256
 
     _MAX_BATCH_TEXTS = 64
@@ -92,33 +75,19 @@ class WordLlamaEmbedder:
             yield batch
 
 
-def embed_unit_vectors(
-    embedder: Embedder, texts: Sequence[str], label: Callable[[int], str]
-) -> npt.NDArray[np.float32]:
-    """Embeds `texts` and scales every row to length 1, so that squared L2 distance ranks like cosine.
-
-    Args:
-        label: names the text of a row in an error message.
+def wordllama_folder() -> Path:
+    """The package's folder, which holds its weights and its tokenizer.
 
     Raises:
-        RetrievalError: the embedder returned another shape, or a row that is zero or not finite.
+        MissingExtraError: wordllama is not installed.
     """
-    vectors = np.asarray(embedder.embed(texts), np.float64)
-    if vectors.shape != (len(texts), embedder.dim):
-        raise RetrievalError(
-            f"embedder {embedder.name!r} returned an array of shape {vectors.shape} for {len(texts)} texts; "
-            f"it must be {(len(texts), embedder.dim)}"
-        )
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    bad = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
-    if len(bad):
-        row = int(bad[0])
-        kind = "zero" if lengths[row, 0] == 0 else "not finite"
-        raise RetrievalError(
-            f"embedder {embedder.name!r} gave {label(row)} a vector that is {kind}, which cannot be ranked "
-            f"by similarity; its text begins {texts[row][:60]!r}"
-        )
-    return np.asarray(vectors / lengths, np.float32)
+    try:
+        found = find_spec("wordllama")
+    except ValueError:  # what Python says of a module that a test or an application has blocked
+        found = None
+    if found is None or found.origin is None:
+        raise MissingExtraError("wordllama", "diskann")
+    return Path(found.origin).parent
 
 
 def _load_wordllama() -> Any:
