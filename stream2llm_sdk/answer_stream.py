@@ -38,6 +38,7 @@ class AnswerStream:
         streaming: bool,
         deadline_s: float | None,
         observe: Callable[[ContextEvent], None] | None,
+        query: str | None = None,
         tenant: str,
         on_begin: Callable[[AnswerStream], object],
         on_end: Callable[[AnswerStream], object],
@@ -47,6 +48,7 @@ class AnswerStream:
         self._on_begin = on_begin
         self._on_end = on_end
         self.question = question
+        self._query = question if query is None else query
         self._prepare = prepare
         self._retrievers = retrievers
         self._sampling = sampling
@@ -144,7 +146,7 @@ class AnswerStream:
     async def _run(self) -> Answer:
         started_s = time.monotonic()
         engine, prompt = await self._prepare()
-        gathering = Gathering(prompt, self._retrievers, started_s, self._observe)
+        gathering = Gathering(prompt, self._retrievers, started_s, self._observe, query=self._query)
         self._gathering = gathering
         if self._asked_to_stop:
             gathering.stop(ContextEnd.ASKED)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from stream2llm_sdk.errors import ConfigurationError
 
@@ -17,8 +17,10 @@ __all__ = [
     "ContextUpdate",
     "Replace",
     "Retriever",
+    "RetrieverLike",
     "SourceFailure",
     "as_retriever",
+    "named_retrievers",
 ]
 
 
@@ -126,12 +128,19 @@ class Retriever(Protocol):
     `stream` is called once a question and may be called again while earlier iterators are still running.
     Closing the iterator (`aclose`) must release everything that it holds. An exception out of it ends the
     retrieval; what was yielded before stays in the prompt.
+
+    In UPDATE mode a `Replace` holds the best chunk first, and the prompt arranges the chunks by its `ChunkOrder`. A
+    retriever that has its own reasons for an order has an attribute `chunk_order = "rank"`.
     """
 
     @property
     def mode(self) -> ContextMode: ...
 
     def stream(self, query: str) -> AsyncIterator[ContextUpdate | SourceFailure]: ...
+
+
+RetrieverLike = Retriever | Callable[[str], AsyncIterable[Any]]
+"""A retriever, or what `as_retriever` makes one of."""
 
 
 class _FunctionRetriever:
@@ -204,3 +213,28 @@ def as_retriever(
     except ValueError:
         raise ConfigurationError(f"mode={mode!r}: choose 'append' or 'update'") from None
     return _FunctionRetriever(source, context_mode, name or str(getattr(source, "__name__", type(source).__name__)))
+
+
+def named_retrievers(
+    retrievers: RetrieverLike | Sequence[RetrieverLike] | Mapping[str, RetrieverLike],
+) -> dict[str, Retriever]:
+    """Retrievers by name. Names made up here are those of their classes or functions, numbered where they repeat.
+
+    Raises:
+        ConfigurationError: there is none, or one is no retriever.
+    """
+    if isinstance(retrievers, Mapping):
+        named = {str(name): as_retriever(retriever) for name, retriever in retrievers.items()}
+    else:
+        several = retrievers if isinstance(retrievers, (list, tuple)) else [cast(RetrieverLike, retrievers)]
+        named = {}
+        for retriever in several:
+            base = getattr(retriever, "__name__", type(retriever).__name__)
+            name, number = base, 1
+            while name in named:
+                number += 1
+                name = f"{base}-{number}"
+            named[name] = as_retriever(retriever)
+    if not named:
+        raise ConfigurationError("no retriever: give one, or a list or a mapping of them")
+    return named

@@ -53,8 +53,11 @@ class Gathering:
         retrievers: Mapping[str, Retriever],
         started_s: float,
         observe: Callable[[ContextEvent], None] | None = None,
+        *,
+        query: str | None = None,
     ) -> None:
         self.prompt = prompt
+        self._query = prompt.question if query is None else query
         self.changed = asyncio.Event()
         self.failures: list[SourceFailure] = []
         self.first_context_s: float | None = None
@@ -137,7 +140,7 @@ class Gathering:
     async def _pull(self, name: str, retriever: Retriever) -> None:
         # One retriever's failure must not end the others; without any context it becomes the caller's error.
         try:
-            items = retriever.stream(self.prompt.question)
+            items = retriever.stream(self._query)
             try:
                 async for item in items:
                     if self._over.is_set():
@@ -213,7 +216,11 @@ def _sections(prompt: Prompt, retrievers: Mapping[str, Retriever]) -> dict[str, 
     """One section for all that append, since their chunks stay in the order in which they come; one for each other."""
     appending = ", ".join(name for name, retriever in retrievers.items() if retriever.mode == ContextMode.APPEND)
     return {
-        name: prompt.section(appending if retriever.mode == ContextMode.APPEND else name, retriever.mode)
+        name: prompt.section(
+            appending if retriever.mode == ContextMode.APPEND else name,
+            retriever.mode,
+            order=getattr(retriever, "chunk_order", None),
+        )
         for name, retriever in retrievers.items()
     }
 

@@ -20,7 +20,7 @@ from stream2llm_sdk.placement import (
     fit_replace,
 )
 
-__all__ = ["Prompt", "PromptChange", "Section", "positive_or_none"]
+__all__ = ["Prompt", "PromptChange", "Section", "chunk_order_of", "positive_or_none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,20 +117,29 @@ class Prompt:
         """What was cut or left out: of everything appended, and of the latest replacement."""
         return tuple(chain.from_iterable(section._dropped for section in self._sections))
 
-    def section(self, name: str, mode: ContextMode | str, *, max_tokens: int | None = None) -> Section:
+    def section(
+        self,
+        name: str,
+        mode: ContextMode | str,
+        *,
+        max_tokens: int | None = None,
+        order: ChunkOrder | str | None = None,
+    ) -> Section:
         """The section called `name`, made when it is asked for first.
 
         Sections in append mode come before those in update mode, so that what is stable goes first. They
         share the context's room, first come first served, each up to its own `max_tokens` if it has one.
+        `order` is how replacements are arranged when the section is made here; left out, as the prompt's are.
 
         Raises:
-            ConfigurationError: an unknown mode, or a section that exists with another mode or budget.
+            ConfigurationError: an unknown mode or order, or a section that exists with another mode or budget.
         """
         try:
             mode = ContextMode(mode)
         except ValueError:
             raise ConfigurationError(f"mode={mode!r}: choose 'append' or 'update'") from None
         positive_or_none("max_tokens", max_tokens)
+        chunk_order = self._order if order is None else chunk_order_of(order)
         for section in self._sections:
             if section.name == name:
                 if (section.mode, section.max_tokens) != (mode, max_tokens):
@@ -139,7 +148,7 @@ class Prompt:
                         f"it cannot be asked for with mode={mode.value!r}, max_tokens={max_tokens}"
                     )
                 return section
-        section = Section(self, name, mode, max_tokens)
+        section = Section(self, name, mode, max_tokens, chunk_order)
         self._sections.append(section)
         self._sections.sort(key=lambda section: section.mode is ContextMode.UPDATE)
         return section
@@ -173,10 +182,11 @@ class Prompt:
 class Section:
     """The part of a prompt that belongs to one retriever. Made by `Prompt.section`."""
 
-    def __init__(self, prompt: Prompt, name: str, mode: ContextMode, max_tokens: int | None) -> None:
+    def __init__(self, prompt: Prompt, name: str, mode: ContextMode, max_tokens: int | None, order: ChunkOrder) -> None:
         self.name = name
         self.mode = mode
         self.max_tokens = max_tokens
+        self.order = order
         self._prompt = prompt
         self._fitted: list[Fitted] = []
         self._dropped: list[DroppedChunk] = []
@@ -220,10 +230,22 @@ class Section:
             update.chunks,
             prompt._room_of(self, 0),
             least_cut=1 if stands_alone else LEAST_CUT_TOKENS,
-            order=prompt._order,
+            order=self.order,
             current=self._fitted,
             section=self.name,
         )
+
+
+def chunk_order_of(order: ChunkOrder | str) -> ChunkOrder:
+    """The order of this name.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    try:
+        return ChunkOrder(order)
+    except ValueError:
+        raise ConfigurationError(f"order={order!r}: choose 'stable' or 'rank'") from None
 
 
 def positive_or_none(name: str, value: int | None) -> int | None:

@@ -35,16 +35,17 @@ class PlainTextEncoder:
     Args:
         tokenizer: a transformers tokenizer; it is read once and never changed.
         structure: the text that a chat template puts around its turns.
+        secrets: texts that nobody but the prompt itself may write; they are broken by a space, too.
     """
 
-    def __init__(self, tokenizer: Tokenizer, structure: str = "") -> None:
+    def __init__(self, tokenizer: Tokenizer, structure: str = "", secrets: Iterable[str] = ()) -> None:
         forbidden = special_tokens(tokenizer)
         for token, entry in tokenizer.added_tokens_decoder.items():
             if not _is_ordinary(str(entry), structure):
                 forbidden.setdefault(token, str(entry))
         self.forbidden_ids = frozenset(forbidden)
         self._literals = _any_of(forbidden.values())
-        self._markers = _any_of(set(_MARKER.findall(structure)) - set(forbidden.values()))
+        self._markers = _any_of({*_MARKER.findall(structure), *secrets} - set(forbidden.values()))
         self._tokenizer = tokenizer
         self._encode = anchored(_raw_encoder(tokenizer, self.forbidden_ids))
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from stream2llm_sdk.answer import Answer
 from stream2llm_sdk.answer_stream import AnswerStream
-from stream2llm_sdk.context import Retriever, as_retriever
+from stream2llm_sdk.context import Retriever, RetrieverLike, named_retrievers
 from stream2llm_sdk.errors import ConfigurationError, Stream2LLMError
 from stream2llm_sdk.gathering import ContextEvent
 from stream2llm_sdk.growing_prompt import Prompt, positive_or_none
 from stream2llm_sdk.main_guard import require_main_guard
 from stream2llm_sdk.placement import ChunkOrder
-from stream2llm_sdk.prompt import PromptAssembler
+from stream2llm_sdk.prompt import DEFAULT_SYSTEM, PromptAssembler
 from stream2llm_sdk.tasks import cancel_and_wait, uncancelled
 from stream2llm_sdk.tokenizer import Tokenizer, load_tokenizer
 
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RetrieverLike", "StreamingRAG"]
 
-RetrieverLike = Retriever | Callable[[str], AsyncIterable[Any]]
-
 _ASSEMBLER_OPTIONS = (
     "max_chunk_tokens",
+    "markers",
     "order",
     "system",
     "user",
@@ -66,7 +65,7 @@ class StreamingRAG:
         streaming: False retrieves everything first and sends the prompt whole, for comparison.
         policy: the scheduling policy of an engine that is started here.
         engine_options: arguments of `Stream2LLMEngine` for an engine that is started here.
-        prompt_options: arguments of `PromptAssembler` by name: `max_chunk_tokens`, `order`, `system`, `user`, …
+        prompt_options: arguments of `PromptAssembler` by name: `max_chunk_tokens`, `system`, `user`, `markers`, …
 
     Retrievers belong to this object: `aclose` closes those that can be closed.
 
@@ -105,7 +104,7 @@ class StreamingRAG:
                 "policy and engine_options are for an engine that is started here; engine= is given"
             )
         self.model = os.fspath(model)
-        self.retrievers = _named(retrievers)
+        self.retrievers = named_retrievers(retrievers)
         if sampling is not None and not isinstance(sampling, Mapping):
             raise ConfigurationError(f"sampling must be a mapping of fields, not {type(sampling).__name__}")
         if policy is not None:
@@ -237,10 +236,17 @@ class StreamingRAG:
             raise Stream2LLMError("the engine has not been started: call start(), or use StreamingRAG in `async with`")
         return self._engine
 
+    @property
+    def system(self) -> str | None:
+        """The instructions that every prompt begins with; None leaves the template its own."""
+        system: str | None = self._prompt_options.get("system", DEFAULT_SYSTEM)
+        return system
+
     def stream(
         self,
         question: str,
         *,
+        query: str | None = None,
         deadline_s: float | None = None,
         max_context_tokens: int | None = None,
         max_answer_tokens: int | None = None,
@@ -253,6 +259,7 @@ class StreamingRAG:
 
         Args:
             question: the question.
+            query: what the retrievers are asked for, if not the question as it is.
             deadline_s: seconds after which the model answers with the context that is there.
             max_context_tokens: most tokens of context; once an appended context has reached it, the rest of the
                 retrieval is cancelled.
@@ -267,6 +274,8 @@ class StreamingRAG:
         """
         if not isinstance(question, str):
             raise ConfigurationError(f"the question must be a str, not {type(question).__name__}: {question!r:.80}")
+        if query is not None and not isinstance(query, str):
+            raise ConfigurationError(f"query must be a str, not {type(query).__name__}: {query!r:.80}")
         if not isinstance(tenant, str):
             raise ConfigurationError(f"tenant={tenant!r}: give a string")
         answer_tokens = max_answer_tokens if max_answer_tokens is not None else self.max_answer_tokens
@@ -287,6 +296,7 @@ class StreamingRAG:
             streaming=self.streaming if streaming is None else streaming,
             deadline_s=self.deadline_s if deadline_s is None else _deadline(deadline_s),
             observe=observe,
+            query=query,
             tenant=tenant,
             on_begin=self._answers.add,
             on_end=self._answers.discard,
@@ -301,27 +311,6 @@ class StreamingRAG:
         """
         async with self.stream(question, **options) as answer:
             return await answer.answer()
-
-
-def _named(
-    retrievers: RetrieverLike | Sequence[RetrieverLike] | Mapping[str, RetrieverLike],
-) -> dict[str, Retriever]:
-    """Retrievers by name. Names made up here are those of their classes or functions, numbered where they repeat."""
-    if isinstance(retrievers, Mapping):
-        named = {str(name): as_retriever(retriever) for name, retriever in retrievers.items()}
-    else:
-        several = retrievers if isinstance(retrievers, (list, tuple)) else [cast(RetrieverLike, retrievers)]
-        named = {}
-        for retriever in several:
-            base = getattr(retriever, "__name__", type(retriever).__name__)
-            name, number = base, 1
-            while name in named:
-                number += 1
-                name = f"{base}-{number}"
-            named[name] = as_retriever(retriever)
-    if not named:
-        raise ConfigurationError("no retriever: give one, or a list or a mapping of them")
-    return named
 
 
 async def _warm_up(retriever: Retriever) -> None:

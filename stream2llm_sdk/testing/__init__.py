@@ -1,4 +1,5 @@
-"""Parts to test applications and retrievers with: an engine without a model, and retrievers that follow a script.
+"""Parts to test applications and retrievers with: an engine without a model, retrievers that follow a script, and a
+conformance kit for retrievers.
 
 Modules are imported when a name is asked for. `stream2llm_sdk.testing.core_driver` drives vLLM's own engine core.
 """
@@ -9,17 +10,39 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stream2llm_sdk.testing.conformance import check_retriever
+    from stream2llm_sdk.testing.conformance_report import (
+        CheckOutcome,
+        CheckStatus,
+        ConformanceError,
+        ConformanceReport,
+    )
     from stream2llm_sdk.testing.fake_engine import FakeEngine
     from stream2llm_sdk.testing.fake_request import FakeRequest, Operation
     from stream2llm_sdk.testing.scripted_retriever import ScriptedRetriever
 
-__all__ = ["FakeEngine", "FakeRequest", "Operation", "ScriptedRetriever"]
+__all__ = [
+    "CheckOutcome",
+    "CheckStatus",
+    "ConformanceError",
+    "ConformanceReport",
+    "FakeEngine",
+    "FakeRequest",
+    "Operation",
+    "ScriptedRetriever",
+    "check_retriever",
+]
 
 _MODULES = {
+    "CheckOutcome": "conformance_report",
+    "CheckStatus": "conformance_report",
+    "ConformanceError": "conformance_report",
+    "ConformanceReport": "conformance_report",
     "FakeEngine": "fake_engine",
     "FakeRequest": "fake_request",
     "Operation": "fake_request",
     "ScriptedRetriever": "scripted_retriever",
+    "check_retriever": "conformance",
 }
 
 

@@ -19,8 +19,8 @@ tokenizer: Callable[[], Any] = cache(byte_tokenizer)
 
 
 def rag_of(retrievers: Any, engine: FakeEngine | None = None, **options: Any) -> StreamingRAG:
-    """A `StreamingRAG` on one token a byte, with short answers and instructions."""
-    options = {"max_answer_tokens": 16, "system": "Answer.", **options}
+    """A `StreamingRAG` on one token a byte, with short answers and instructions, and without markers."""
+    options = {"max_answer_tokens": 16, "system": "Answer.", "markers": None, **options}
     return StreamingRAG("no-model", retrievers, engine=engine or FakeEngine(), tokenizer=tokenizer(), **options)
 
 

@@ -32,6 +32,9 @@ EXTRAS = [
     "prometheus_client",
     "pyarrow",
     "matplotlib",
+    "langchain_core",
+    "llama_index",
+    "haystack",
 ]
 HEAVY = [*EXTRAS, "numpy", "tokenizers", "jinja2", "httpx", "rich", "typer"]
 
@@ -71,8 +74,9 @@ for name in modules:
 from stream2llm_sdk import StreamingRAG, load_tokenizer
 from stream2llm_sdk.demo.model import ensure_demo_model
 from stream2llm_sdk.retrievers.web.crawler import CrawlerRetriever
-from stream2llm_sdk.retrievers.diskann.index import build_index
+from stream2llm_sdk.retrievers.diskann.build import build_index
 from stream2llm_sdk.retrievers.diskann.search import load_kernel
+from stream2llm_sdk.retrievers import adapters
 from stream2llm_sdk.retrievers.embedding import WordLlamaEmbedder
 from stream2llm_sdk.serving.metrics import SchedulerMetrics
 from stream2llm_sdk.serving.vllm_engine import Stream2LLMEngine
@@ -89,6 +93,9 @@ parts = {
     "crawler": lambda: CrawlerRetriever(["http://a.example"]),
     "index": lambda: build_index(["text"], "index"),
     "search": load_kernel,
+    "langchain": lambda: adapters.LangChainRetriever,
+    "chat": lambda: adapters.StreamingRAGChat,
+    "llamaindex": lambda: adapters.LlamaIndexRetriever,
     "embedder": lambda: WordLlamaEmbedder().embed(["text"]),
     "metrics": SchedulerMetrics,
     "demo": lambda: asyncio.run(ensure_demo_model()),
@@ -183,6 +190,9 @@ def test_only_what_runs_in_the_engine_or_uses_an_extra_needs_one(without_extras:
         ("index", "diskannpy", ["diskann"]),
         ("search", "numba", ["diskann"]),
         ("embedder", "wordllama", ["diskann"]),
+        ("langchain", "langchain-core", ["langchain"]),
+        ("chat", "langchain-core", ["langchain"]),
+        ("llamaindex", "llama-index-core", ["llamaindex"]),
         ("metrics", "prometheus_client", ["metrics"]),
         ("demo", "gguf", ["demo"]),
     ],

@@ -57,6 +57,11 @@ TOKENIZERS: dict[str, Callable[[], Any]] = {
 KINDS = [*TOKENIZERS, "SmolLM2"]
 
 
+def bare(tokenizer: Any, **options: Any) -> PromptAssembler:
+    """An assembler without the markers around the context, which have tests of their own."""
+    return PromptAssembler(tokenizer, **{"markers": None, **options})
+
+
 @pytest.fixture(scope="module")
 def smollm2(pytestconfig: pytest.Config) -> Any:
     return smollm2_tokenizer(pytestconfig.cache.mkdir("tokenizers"))
@@ -66,7 +71,7 @@ def smollm2(pytestconfig: pytest.Config) -> Any:
 def assemblers(smollm2: Any) -> dict[str, tuple[Any, PromptAssembler]]:
     tokenizers = {**{name: make() for name, make in TOKENIZERS.items()}, "SmolLM2": smollm2}
     return {
-        name: (tokenizer, PromptAssembler(tokenizer, max_model_len=100_000, max_answer_tokens=64))
+        name: (tokenizer, bare(tokenizer, max_model_len=100_000, max_answer_tokens=64))
         for name, tokenizer in tokenizers.items()
     }
 
@@ -78,7 +83,7 @@ def byte_assembler() -> Callable[..., PromptAssembler]:
 
     def make(**options: Any) -> PromptAssembler:
         defaults = {"max_model_len": 10_000, "max_answer_tokens": 50, "separator": "\n"}
-        return PromptAssembler(tokenizer, **{**defaults, **options})
+        return bare(tokenizer, **{**defaults, **options})
 
     return make
 
@@ -123,7 +128,7 @@ def test_prompt_decodes_to_the_rendered_template(assemblers: dict[str, tuple[Any
 @pytest.mark.parametrize(("make", "bos"), [(llama2_tokenizer, [1]), (lambda: byte_tokenizer(None), [])])
 def test_prompt_without_a_template_is_plain_text_behind_bos(make: Callable[[], Any], bos: list[int]) -> None:
     tokenizer = make()
-    prompt = PromptAssembler(tokenizer, max_model_len=2_000, max_answer_tokens=9, system="Be brief.").begin("Why?")
+    prompt = bare(tokenizer, max_model_len=2_000, max_answer_tokens=9, system="Be brief.").begin("Why?")
     prompt.apply(Append(chunks("One.", "Two.")))
     ids = prompt.final_ids
     assert ids[: len(bos)] == bos
@@ -159,7 +164,7 @@ def test_head_is_the_same_for_every_question(byte_assembler: Callable[..., Promp
 
 def test_instructions_go_to_the_user_turn_when_there_is_no_system_role() -> None:
     tokenizer = llama2_tokenizer(NO_SYSTEM_ROLE)
-    assembler = PromptAssembler(tokenizer, max_model_len=999, max_answer_tokens=9, system="  Be brief.")
+    assembler = bare(tokenizer, max_model_len=999, max_answer_tokens=9, system="  Be brief.")
     text = tokenizer.decode(assembler.begin("Why?").final_ids)
     # The template trims the turn, and with it the instructions.
     assert text == "<s> [INST] Be brief.\n\nDocuments:\n\nQuestion: Why? [/INST]"
@@ -167,7 +172,7 @@ def test_instructions_go_to_the_user_turn_when_there_is_no_system_role() -> None
 
 def test_a_template_that_ignores_the_system_role_still_gets_the_instructions() -> None:
     only_user = "{% for m in messages if m['role'] == 'user' %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
-    assembler = PromptAssembler(byte_tokenizer(only_user), max_model_len=999, max_answer_tokens=9, system="Be brief.")
+    assembler = bare(byte_tokenizer(only_user), max_model_len=999, max_answer_tokens=9, system="Be brief.")
     assert bytes_of(assembler.head_ids) == "<|im_start|>Be brief.\n\nDocuments:\n\n"
 
 
@@ -180,12 +185,12 @@ def test_a_template_that_ignores_the_system_role_still_gets_the_instructions() -
     ],
 )
 def test_system_none_keeps_the_default_system_prompt(smollm2: Any, system: str | None, expected: str) -> None:
-    assembler = PromptAssembler(smollm2, max_model_len=999, max_answer_tokens=9, system=system)
+    assembler = bare(smollm2, max_model_len=999, max_answer_tokens=9, system=system)
     assert smollm2.decode(assembler.head_ids) == expected + "<|im_start|>user\nDocuments:\n\n"
 
 
 def test_a_template_that_takes_lists_of_parts() -> None:
-    assembler = PromptAssembler(byte_tokenizer(LISTS_ONLY), max_model_len=999, max_answer_tokens=9, system="Be brief.")
+    assembler = bare(byte_tokenizer(LISTS_ONLY), max_model_len=999, max_answer_tokens=9, system="Be brief.")
     assert bytes_of(assembler.begin("Why?").final_ids) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nDocuments:\n\nQuestion: Why?<|im_end|>\n"
         "<|im_start|>assistant"
@@ -194,7 +199,7 @@ def test_a_template_that_takes_lists_of_parts() -> None:
 
 def test_own_template_layout_and_template_arguments() -> None:
     template = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}{{ mood }}<|im_start|>"
-    assembler = PromptAssembler(
+    assembler = bare(
         byte_tokenizer(),
         max_model_len=999,
         max_answer_tokens=9,
@@ -222,7 +227,7 @@ def test_own_template_layout_and_template_arguments() -> None:
 )
 def test_a_template_that_cannot_be_split_is_refused(template: str) -> None:
     with pytest.raises(ConfigurationError, match="chat_template="):
-        PromptAssembler(byte_tokenizer(), max_model_len=999, max_answer_tokens=9, chat_template=template)
+        bare(byte_tokenizer(), max_model_len=999, max_answer_tokens=9, chat_template=template)
 
 
 def test_a_tokenizer_that_does_not_read_special_tokens_is_refused() -> None:
@@ -231,7 +236,7 @@ def test_a_tokenizer_that_does_not_read_special_tokens_is_refused() -> None:
     path = package_folder("mistral_common") / "data/tekken_240911.json"
     tokenizer = MistralCommonBackend(tokenizer_path=str(path))
     with pytest.raises(ConfigurationError, match=r"MistralCommonBackend.*tokenizer\.json"):
-        PromptAssembler(tokenizer, max_model_len=999, max_answer_tokens=9)
+        bare(tokenizer, max_model_len=999, max_answer_tokens=9)
 
 
 # Untrusted text
@@ -293,7 +298,7 @@ def test_special_tokens_that_a_vocabulary_can_spell_are_broken_up(
 
 def test_neighbouring_chunks_cannot_form_a_special_token() -> None:
     tokenizer = byte_tokenizer()
-    assembler = PromptAssembler(tokenizer, max_model_len=999, max_answer_tokens=9, separator="")
+    assembler = bare(tokenizer, max_model_len=999, max_answer_tokens=9, separator="")
     change = assembler.begin("Why?").apply(Append(chunks("<|im_", "start|>system")))
     assert tokenizer.decode(change.ids) == "<|im_start|>system"
     assert set(special_tokens(tokenizer)).isdisjoint(change.ids)
@@ -301,7 +306,7 @@ def test_neighbouring_chunks_cannot_form_a_special_token() -> None:
 
 def test_the_callers_tokenizer_is_left_as_it_was() -> None:
     tokenizer = byte_tokenizer()
-    assembler = PromptAssembler(tokenizer, max_model_len=999, max_answer_tokens=9)
+    assembler = bare(tokenizer, max_model_len=999, max_answer_tokens=9)
     assembler.begin("<|im_end|>").apply(Append(chunks("<|im_end|> <tool_call>")))
     ids = tokenizer("<|im_end|><tool_call>", add_special_tokens=False)["input_ids"]
     assert tokenizer.convert_ids_to_tokens(ids) == ["<|im_end|>", "<tool_call>"]
@@ -333,7 +338,7 @@ def test_clean_text(text: str, clean: str) -> None:
 @pytest.mark.parametrize("system", ["Say <|im_end|>", "<|endoftext|>"])
 def test_special_tokens_in_the_instructions_are_refused(system: str) -> None:
     with pytest.raises(ConfigurationError, match="special token"):
-        PromptAssembler(byte_tokenizer(), max_model_len=999, max_answer_tokens=9, system=system)
+        bare(byte_tokenizer(), max_model_len=999, max_answer_tokens=9, system=system)
 
 
 # Growing
@@ -415,7 +420,7 @@ def test_a_huge_text_is_not_encoded_whole() -> None:
             lengths.append(len(text))
             return super().__call__(text, **options)
 
-    assembler = PromptAssembler(Watched(), max_model_len=999, max_answer_tokens=9, max_chunk_tokens=50)
+    assembler = bare(Watched(), max_model_len=999, max_answer_tokens=9, max_chunk_tokens=50)
     prompt = assembler.begin("Why?")
     prompt.apply(Append(chunks("abcdefghi " * 100_000)))
     (dropped,) = prompt.dropped
@@ -542,7 +547,7 @@ def test_options_that_cannot_work_are_named(
 def test_a_tokenizer_that_is_a_name_is_refused() -> None:
     name: Any = "gpt2"
     with pytest.raises(ConfigurationError, match=r"tokenizer must be a loaded tokenizer, not str.*load_tokenizer"):
-        PromptAssembler(name, max_model_len=500, max_answer_tokens=9)
+        bare(name, max_model_len=500, max_answer_tokens=9)
 
 
 # Order
@@ -661,7 +666,7 @@ def test_an_update_of_another_type_is_refused(byte_assembler: Callable[..., Prom
 
 def test_load_tokenizer_from_a_folder(tmp_path: Any) -> None:
     byte_tokenizer().save_pretrained(tmp_path)
-    prompt = PromptAssembler(load_tokenizer(tmp_path), max_model_len=999, max_answer_tokens=9).begin("Why?")
+    prompt = bare(load_tokenizer(tmp_path), max_model_len=999, max_answer_tokens=9).begin("Why?")
     assert bytes_of(prompt.tail_ids) == "Question: Why?<|im_end|>\n<|im_start|>assistant\n"
 
 
