@@ -10,7 +10,7 @@ WHEEL_SITE := build/wheel-site
 DEMO_ARGS ?=
 DOCUMENTATION := python3.11-doc postgresql-doc-15 git-doc debian-reference-en apache2-doc sqlite3-doc debian-policy debian-faq
 
-.PHONY: setup system-packages demo test test-fast test-engine test-soak test-upstream lint format types bench constraints clean
+.PHONY: setup system-packages demo test test-fast test-slow test-engine test-soak test-upstream lint format types bench constraints clean
 
 setup: $(READY)
 
@@ -31,11 +31,15 @@ system-packages:
 demo: setup
 	$(BIN)/stream2llm demo $(DEMO_ARGS)
 
-test: test-fast test-engine
+test: test-fast test-slow test-engine
 
 # What needs no model.
 test-fast: setup
-	$(BIN)/python -m pytest -m "not engine" -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -m "not engine and not slow" -n auto --maxprocesses 4 --dist loadfile
+
+# Nor does this, but a browser, other frameworks and servers that hang.
+test-slow: setup
+	$(BIN)/python -m pytest -m slow -n auto --maxprocesses 4 --dist loadfile tests/retrievers tests/sdk
 
 # What starts real vLLM engines. In a process of its own where they run in that process: vLLM's CPU backend looks through
 # all loaded modules, and stumbles over numba's.

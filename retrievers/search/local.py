@@ -166,7 +166,7 @@ def _windows(page: KnownPage) -> Iterator[list[str]]:
 
 def _import_bm25s() -> Any:
     try:
-        import bm25s  # type: ignore[import-untyped]
+        import bm25s
         import Stemmer  # type: ignore[import-not-found]  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(f"{error.name}", "search") from error

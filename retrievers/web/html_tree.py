@@ -44,7 +44,7 @@ def parse_html(html: str) -> Any | None:
     The parser stops at 255 levels and loses what is deeper. Such a page is read once more without its structure, as
     lines of text.
     """
-    from lxml import etree  # type: ignore[import-untyped]
+    from lxml import etree
 
     html = _UNPARSABLE.sub("", html)
     root, is_whole = _parse(html)

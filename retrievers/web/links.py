@@ -71,7 +71,7 @@ class _Walk:
         self._whole = ""
 
     def run(self, root: Any) -> None:
-        from lxml import etree  # type: ignore[import-untyped]
+        from lxml import etree
 
         navigation = 0
         open_places: list[_Place] = []

@@ -130,7 +130,7 @@ def _drop_decoration(body: Any) -> None:
 
 def _runs(body: Any) -> Iterator[_Run]:
     """The page's runs of text in document order. Nothing here recurses, so nesting has no bound."""
-    from lxml import etree  # type: ignore[import-untyped]
+    from lxml import etree
 
     run = _Run(body)
     blocks = [body]

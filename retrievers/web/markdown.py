@@ -19,7 +19,7 @@ def to_markdown(root: Any) -> str:
     The tree is changed.
     """
     import html_to_markdown
-    from lxml import etree  # type: ignore[import-untyped]
+    from lxml import etree
     from lxml import html as lxml_html
 
     body = root.body if root.body is not None else root

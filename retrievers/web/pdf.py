@@ -35,7 +35,7 @@ def pdf_text(body: bytes, max_pages: int) -> tuple[str, dict[str, object]]:
         ValueError: the PDF is damaged or needs a password.
     """
     try:
-        import pypdfium2  # type: ignore[import-untyped]
+        import pypdfium2
     except ImportError as error:
         raise MissingExtraError("pypdfium2", "crawler") from error
     try:

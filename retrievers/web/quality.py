@@ -99,7 +99,7 @@ def _some(items: Any) -> int:
 @lru_cache(maxsize=1)
 def _identifier() -> Any:
     try:
-        from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError as error:
         raise MissingExtraError("py3langid", "crawler") from error
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

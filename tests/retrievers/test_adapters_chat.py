@@ -21,6 +21,8 @@ from stream2llm_sdk.errors import ConfigurationError, RetrievalError, Unsupporte
 from stream2llm_sdk.retrievers.adapters import StreamingRAGChat
 from stream2llm_sdk.testing import FakeEngine, ScriptedRetriever
 
+pytestmark = pytest.mark.slow
+
 TOKENIZER = byte_tokenizer()
 
 

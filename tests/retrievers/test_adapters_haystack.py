@@ -20,6 +20,8 @@ from stream2llm_sdk.errors import ConfigurationError, RetrievalError
 from stream2llm_sdk.retrievers.adapters import HaystackSource
 from stream2llm_sdk.testing import check_retriever
 
+pytestmark = pytest.mark.slow
+
 
 @component
 class Embedder:

@@ -25,6 +25,8 @@ from stream2llm_sdk.errors import ConfigurationError, MissingExtraError, Retriev
 from stream2llm_sdk.retrievers.adapters import LangChainRetriever, LangChainSource
 from stream2llm_sdk.testing import ScriptedRetriever, check_retriever
 
+pytestmark = pytest.mark.slow
+
 TRACE: ContextVar[str] = ContextVar("TRACE", default="")
 
 

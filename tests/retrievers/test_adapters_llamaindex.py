@@ -22,6 +22,8 @@ from stream2llm_sdk.errors import ConfigurationError, MissingExtraError, Retriev
 from stream2llm_sdk.retrievers.adapters import LlamaIndexRetriever, LlamaIndexSource
 from stream2llm_sdk.testing import ScriptedRetriever, check_retriever
 
+pytestmark = pytest.mark.slow
+
 
 class Synchronous(BaseRetriever):
     def __init__(self, *texts: str) -> None:

@@ -23,6 +23,8 @@ from stream2llm_sdk.retrievers.web.browser_process import find_chromium
 from stream2llm_sdk.retrievers.web.crawler import CrawlerRetriever
 from stream2llm_sdk.retrievers.web.fetched_page import FetchedPage
 
+pytestmark = pytest.mark.slow
+
 needs_chromium = pytest.mark.skipif(
     find_chromium() is None, reason="no Chromium on the PATH: apt-get install -y --no-install-recommends chromium"
 )

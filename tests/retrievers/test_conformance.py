@@ -23,6 +23,8 @@ from stream2llm_sdk.retrievers.web.crawler import CrawlerRetriever
 from stream2llm_sdk.testing import ScriptedRetriever, check_retriever
 from stream2llm_sdk.testing.conformance_checks import CHECKS
 
+pytestmark = pytest.mark.slow
+
 QUERY = "How does a volcano erupt?"
 FACTS = (
     "A volcano erupts when molten rock, gas and ash escape from a magma chamber below the surface.",

@@ -23,6 +23,8 @@ from stream2llm_sdk.retrievers.diskann.retriever import DiskANNRetriever
 from stream2llm_sdk.retrievers.diskann.search import EarlyStop, EmissionGate, SearchOptions, SearchStatus
 from stream2llm_sdk.testing import check_retriever
 
+pytestmark = pytest.mark.slow
+
 DIM = 32
 VECTORS = clustered(3_000, DIM)
 QUERIES = clustered(3_060, DIM)[3_000:]

@@ -25,6 +25,8 @@ from stream2llm_sdk.retrievers.embedding import (
     embedder_of,
 )
 
+pytestmark = pytest.mark.slow
+
 TOPICS = ("a cat sat on the mat", "stock markets fell sharply", "the rocket left the launch pad", "bake bread at home")
 KEY = "sk-very-secret-key"
 

@@ -18,6 +18,8 @@ from stream2llm_sdk.retrievers.diskann.index import DiskANNIndex
 from stream2llm_sdk.retrievers.diskann.retriever import DiskANNRetriever
 from stream2llm_sdk.retrievers.diskann.search import EmissionGate, SearchOptions, SearchStatus
 
+pytestmark = pytest.mark.slow
+
 ROWS: list[dict[str, Any]] = [
     {"source": "a", "stars": 3, "free": True, "mixed": 1},
     {"source": "b", "stars": 4.5, "free": False, "mixed": "1"},

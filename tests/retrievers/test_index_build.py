@@ -29,6 +29,8 @@ from stream2llm_sdk.retrievers.diskann.search import SearchOptions
 from stream2llm_sdk.retrievers.diskann.splitter import PassageSplitter
 from stream2llm_sdk.retrievers.embedding import WordLlamaEmbedder
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = BuildOptions(batch_size=40)
 
 

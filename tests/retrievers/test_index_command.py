@@ -21,6 +21,8 @@ from stream2llm_sdk.retrievers.diskann.build import unfinished_build
 from stream2llm_sdk.retrievers.diskann.index import DiskANNIndex
 from stream2llm_sdk.retrievers.diskann.manifest import Manifest
 
+pytestmark = pytest.mark.slow
+
 ANIMALS = ("cat", "horse", "owl", "salmon")
 SENTENCES = {
     "cat": "The cat sleeps all day and hunts mice at night.",
@@ -31,7 +33,7 @@ SENTENCES = {
 
 
 def run(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner(env={"COLUMNS": "100"}).invoke(app, ["index", *map(str, arguments)])
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["index", *map(str, arguments)])
     assert result.exit_code == code, result.output
     return result
 

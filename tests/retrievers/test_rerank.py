@@ -19,6 +19,8 @@ from stream2llm_sdk.retrievers.rerank import Rerank
 from stream2llm_sdk.retrievers.rerankers import CrossEncoderReranker, EndpointReranker, reranker_of
 from stream2llm_sdk.testing import check_retriever
 
+pytestmark = pytest.mark.slow
+
 TEXTS = (
     "A bicycle chain carries the turning force of the pedals.",
     "Bread rises because yeast ferments the sugar in the dough.",

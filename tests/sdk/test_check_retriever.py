@@ -23,6 +23,8 @@ from stream2llm_sdk.testing import CheckStatus, ConformanceError, ConformanceRep
 from stream2llm_sdk.testing.cancel_at import CancelAt
 from stream2llm_sdk.testing.conformance_checks import CHECKS
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ("one", "two", "three")
 
 
