@@ -65,7 +65,7 @@ def bm25_scores(
 @lru_cache(maxsize=1)
 def _stemmer() -> Any:
     try:
-        from Stemmer import Stemmer  # type: ignore[import-not-found]
+        from Stemmer import Stemmer
     except ImportError as error:
         raise MissingExtraError("PyStemmer", "crawler", "search") from error
     return Stemmer("english")

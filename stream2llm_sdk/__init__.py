@@ -12,6 +12,7 @@ from stream2llm_sdk.context import (
     SourceFailure,
     as_retriever,
 )
+from stream2llm_sdk.context_markers import ContextMarkers
 from stream2llm_sdk.gathering import ContextEvent
 from stream2llm_sdk.growing_prompt import Prompt, PromptChange
 from stream2llm_sdk.placement import ChunkOrder, DroppedChunk, DropReason, Placement
@@ -29,6 +30,7 @@ __all__ = [
     "ChunkOrder",
     "ContextEnd",
     "ContextEvent",
+    "ContextMarkers",
     "ContextMode",
     "ContextUpdate",
     "DropReason",

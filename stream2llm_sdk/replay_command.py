@@ -188,6 +188,7 @@ async def _served(
                 load_tokenizer(serving.model),
                 max_model_len=min(limits.max_model_len, limits.max_prompt_tokens + 1),
                 max_answer_tokens=longest,
+                markers=None,  # a replayed prompt is what was recorded
             )
         return await _with_bar(
             console, lambda tell: replay_traces(traces, engine, options, out=out, assembler=assembler, progress=tell)

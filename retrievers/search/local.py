@@ -167,7 +167,7 @@ def _windows(page: KnownPage) -> Iterator[list[str]]:
 def _import_bm25s() -> Any:
     try:
         import bm25s
-        import Stemmer  # type: ignore[import-not-found]  # noqa: F401
+        import Stemmer  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(f"{error.name}", "search") from error
     return bm25s

@@ -17,7 +17,8 @@ out; code lines that keep their indentation; and milliseconds of CPU time a page
 trafilatura finds the main text best but loses code, definitions and cells; resiliparse is fast and loses whole lists;
 readability-lxml loses sections of long pages; crawl4ai's Markdown is complete but keeps what surrounds an article. So
 trafilatura decides what is main text, its decision is carried over to the page's own elements (`main_text`), and
-html-to-markdown renders these (`markdown`).
+html-to-markdown renders these (`markdown`). Our rules were tuned on these same pages, so our row is the optimistic one;
+on articles trafilatura alone is better.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -50,12 +52,13 @@ class _NotStarted(Exception):
 class _ForkServer:
     """The process that forks jobs. Nothing here waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, hash_seed: int) -> None:
         self._control, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-P", "-c", _PROGRAM, json.dumps(sys.path), str(theirs.fileno())]
             self.process = subprocess.Popen(
                 command,
+                env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -121,7 +124,8 @@ class ConverterPool:
 
     def __init__(self, num_workers: int) -> None:
         self._permits = asyncio.Semaphore(num_workers)
-        self._server = _ForkServer()
+        self._hash_seed = secrets.randbelow(2**32)  # hashes of texts are compared, whichever server's job made them
+        self._server = _ForkServer(self._hash_seed)
         self._jobs: set[_Job] = set()  # at work
         self._free: list[_Job] = []  # the one that worked last at the end; they end by themselves after a while
         self._is_closed = False
@@ -222,7 +226,7 @@ class ConverterPool:
     def _replace(self, server: _ForkServer) -> None:
         if server is self._server and not self._is_closed:
             server.end()
-            self._server = _ForkServer()
+            self._server = _ForkServer(self._hash_seed)
 
     def _free_job(self) -> _Job | None:
         while self._free:

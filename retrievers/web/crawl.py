@@ -24,7 +24,6 @@ __all__ = ["Crawl", "Emit"]
 Emit = Callable[[Append | SourceFailure], Awaitable[None]]
 
 _MAX_REASONS = 5
-_LONG_TEXT_CHARACTERS = 10_000
 _JUDGED_CHARACTERS = 8_000
 _LINKS_AT_ONCE = 25  # a few milliseconds
 
@@ -195,9 +194,7 @@ class Crawl:
             reason = page.refusal or outcome.note or "the page has no text"
             self._failures.append(failure := SourceFailure(candidate.url, reason))
             return failure
-        shingles = await _shingles(page.markdown)
-        if urls & self._emitted_urls:  # another one was quicker
-            return None
+        shingles = Shingles(frozenset(page.shingle_hashes)) if page.shingle_hashes else Shingles.of(page.markdown)
         if (earlier := self._seen.add(shingles, outcome.url)) is not None:
             _logger.debug("%s says what was read already (%s)", outcome.url, earlier)
             return None
@@ -224,12 +221,6 @@ def _chunk(candidate: Candidate, read: ReadPage, relevance: float) -> Chunk:
     metadata |= {"note": read.note} if read.note else {}
     title = read.page.title or candidate.title
     return Chunk(read.page.markdown, source=read.url, title=title, score=relevance, metadata=metadata)
-
-
-async def _shingles(text: str) -> Shingles:
-    if len(text) < _LONG_TEXT_CHARACTERS:
-        return Shingles.of(text)
-    return await asyncio.to_thread(Shingles.of, text)
 
 
 def _key(url: str) -> str:

@@ -141,6 +141,8 @@ class ConvertedPage:
         num_words: words of the main text before it was cut to passages.
         has_scripts: whether the page carries scripts, which may be what writes its text.
         metadata: anything else worth keeping with the chunk, such as `description` and, of a PDF, `num_pages`.
+        shingle_hashes: of the Markdown, for telling pages apart (`duplicates.Shingles`); comparable among pages of one
+            `ConverterPool`.
     """
 
     title: str
@@ -152,6 +154,7 @@ class ConvertedPage:
     num_words: int = 0
     has_scripts: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    shingle_hashes: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values without the Markdown, which travels apart, for `from_json`."""
@@ -163,7 +166,8 @@ class ConvertedPage:
     def from_json(cls, values: Mapping[str, Any], markdown: str) -> ConvertedPage:
         """The page that `to_json` wrote."""
         links = tuple(PageLink(*link) for link in values["links"])
-        return cls(**{**values, "links": links, "markdown": markdown})
+        hashes = tuple(values["shingle_hashes"])
+        return cls(**{**values, "links": links, "markdown": markdown, "shingle_hashes": hashes})
 
 
 def _is_whole(value: object, least: int) -> bool:
