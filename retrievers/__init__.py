@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from stream2llm_sdk.retrievers.web.address_guard import AddressGuard
     from stream2llm_sdk.retrievers.web.browser_options import BrowserOptions
     from stream2llm_sdk.retrievers.web.convert_pool import ConverterPool
+    from stream2llm_sdk.retrievers.web.crawl4ai_fetch import Crawl4AIFetch
     from stream2llm_sdk.retrievers.web.crawl4ai_strategy import GuardedHTTPStrategy
     from stream2llm_sdk.retrievers.web.crawl_options import FetchMode, PolitenessOptions
     from stream2llm_sdk.retrievers.web.crawler import CrawlerRetriever
@@ -64,6 +65,7 @@ __all__ = [
     "BuildOptions",
     "ConverterPool",
     "CorpusColumns",
+    "Crawl4AIFetch",
     "CrawlerRetriever",
     "CrossEncoderReranker",
     "DatasetURLs",
@@ -126,6 +128,7 @@ _MODULES = {
     "BuildOptions": "diskann.graph_build",
     "ConverterPool": "web.convert_pool",
     "CorpusColumns": "diskann.corpus",
+    "Crawl4AIFetch": "web.crawl4ai_fetch",
     "CrawlerRetriever": "web.crawler",
     "CrossEncoderReranker": "rerankers",
     "DatasetURLs": "search.dataset",

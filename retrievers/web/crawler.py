@@ -19,6 +19,7 @@ from stream2llm_sdk.retrievers.web.browser import Browser
 from stream2llm_sdk.retrievers.web.browser_options import BrowserOptions
 from stream2llm_sdk.retrievers.web.convert_pool import ConverterPool
 from stream2llm_sdk.retrievers.web.crawl import Crawl
+from stream2llm_sdk.retrievers.web.crawl4ai_fetch import Crawl4AIFetch, Crawl4AIPages
 from stream2llm_sdk.retrievers.web.crawl_options import CrawlLimits, FetchMode, PolitenessOptions, check_fetch_mode
 from stream2llm_sdk.retrievers.web.duplicates import SeenTexts
 from stream2llm_sdk.retrievers.web.frontier import Frontier, LinkOptions
@@ -45,7 +46,7 @@ class _Shared:
     pool: ConverterPool
     permits: asyncio.Semaphore
     politeness: Politeness
-    browser: Browser | None
+    browser: Browser | Crawl4AIPages | None
     owns_pool: bool
 
     @property
@@ -110,7 +111,8 @@ class CrawlerRetriever:
         extraction: what to take from a page: tokens, languages, quality. Its `query` is the question.
         fetch: `"http"`; `"browser"`, for pages that are written by scripts, at a second and some 100 MB a page; or
             `"auto"`, by HTTP, and in the browser what has scripts and nearly no text without them. Without a browser,
-            `"auto"` reads what there is and says so in the chunk's or the failure's text.
+            `"auto"` reads what there is and says so in the chunk's or the failure's text. Or a `Crawl4AIFetch`, for a
+            crawl4ai crawler of your own.
         browser: which browser, and its bounds.
         politeness: robots.txt, and requests to one host at a time and in time.
         cache: pages kept from earlier. It stays its owner's to close.
@@ -122,7 +124,7 @@ class CrawlerRetriever:
 
     Raises:
         ConfigurationError: an option has a value that cannot work.
-        MissingExtraError: crawl4ai is not installed.
+        MissingExtraError: what the extra `crawler` brings is not installed.
     """
 
     def __init__(
@@ -140,7 +142,7 @@ class CrawlerRetriever:
         read_ahead: int = 32,
         duplicate_threshold: float = 0.8,
         extraction: ExtractionOptions | None = None,
-        fetch: FetchMode = "http",
+        fetch: FetchMode | Crawl4AIFetch = "http",
         browser: BrowserOptions | None = None,
         politeness: PolitenessOptions | None = None,
         cache: HTTPCache | None = None,
@@ -170,10 +172,11 @@ class CrawlerRetriever:
         self._extraction = extraction or ExtractionOptions()
         if not self._links.max_depth:
             self._extraction = replace(self._extraction, max_links=0)  # looking for them takes time
-        check_fetch_mode(fetch)
-        if browser is not None and fetch == "http":
-            raise ConfigurationError("browser is given, but fetch='http' uses none: give fetch='browser' or 'auto'")
-        self._fetch: FetchMode = fetch
+        self._crawl4ai = fetch if isinstance(fetch, Crawl4AIFetch) else None
+        self._fetch: FetchMode = "browser" if isinstance(fetch, Crawl4AIFetch) else fetch
+        check_fetch_mode(self._fetch)
+        if browser is not None and (self._crawl4ai or fetch == "http"):
+            raise ConfigurationError(f"browser is given, but fetch={fetch!r} uses none: give fetch='browser' or 'auto'")
         self._browser = browser or BrowserOptions()
         self._politeness = politeness or PolitenessOptions()
         self._cache = cache
@@ -182,8 +185,8 @@ class CrawlerRetriever:
         if not user_agent or not user_agent.isascii() or not user_agent.isprintable():
             raise ConfigurationError(f"user_agent={user_agent!r}: give one line of printable ASCII")
         self._user_agent = user_agent
-        if importlib.util.find_spec("crawl4ai") is None:
-            raise MissingExtraError("crawl4ai", "crawler")
+        if importlib.util.find_spec("trafilatura") is None:
+            raise MissingExtraError("trafilatura", "crawler")
 
     @property
     def mode(self) -> ContextMode:
@@ -195,7 +198,7 @@ class CrawlerRetriever:
         A browser starts with the first page that needs it.
 
         Raises:
-            RetrievalError: crawl4ai cannot be used.
+            RetrievalError: the converter processes cannot be used.
         """
         shared = self._open()
         await asyncio.to_thread(_import_libraries)
@@ -252,8 +255,10 @@ class CrawlerRetriever:
             pool = self._converters or ConverterPool(self._limits.num_workers)
             permits = asyncio.Semaphore(self._limits.concurrency)
             politeness = self._politeness.start(self._user_agent)
-            browser = None
-            if self._fetch != "http":
+            browser: Browser | Crawl4AIPages | None = None
+            if self._crawl4ai is not None:
+                browser = Crawl4AIPages(self._crawl4ai, self._guard)
+            elif self._fetch != "http":
                 browser = Browser(self._browser, self._guard, user_agent=self._user_agent)
             self._shared = _Shared(loop, pool, permits, politeness, browser, owns_pool=self._converters is None)
         return self._shared

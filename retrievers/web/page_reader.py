@@ -11,6 +11,7 @@ from stream2llm_sdk.context import SourceFailure
 from stream2llm_sdk.errors import FetchError, RetrievalError
 from stream2llm_sdk.retrievers.web.browser import Browser, DownloadError
 from stream2llm_sdk.retrievers.web.convert_pool import ConverterPool
+from stream2llm_sdk.retrievers.web.crawl4ai_fetch import Crawl4AIPages
 from stream2llm_sdk.retrievers.web.crawl_options import CrawlLimits, FetchMode
 from stream2llm_sdk.retrievers.web.fetched_page import FetchedPage
 from stream2llm_sdk.retrievers.web.page import ConvertedPage, ExtractionOptions
@@ -58,7 +59,7 @@ class PageReader:
     def __init__(
         self,
         fetcher: PageFetcher,
-        browser: Browser | None,
+        browser: Browser | Crawl4AIPages | None,
         pool: ConverterPool,
         permits: asyncio.Semaphore,
         *,
