@@ -19,6 +19,8 @@ from stream2llm_sdk.retrievers.web.crawl_options import PolitenessOptions
 from stream2llm_sdk.retrievers.web.crawler import CrawlerRetriever
 from stream2llm_sdk.retrievers.web.frontier import LinkOptions
 
+pytestmark = pytest.mark.slow
+
 MakeCrawler = Callable[..., CrawlerRetriever]
 FOLLOW = LinkOptions(max_depth=2, scope="site", max_pages_per_host=None)
 QUESTION = "streaming prefill"

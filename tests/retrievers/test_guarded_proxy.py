@@ -14,6 +14,8 @@ from stream2llm_sdk.errors import AddressNotAllowedError
 from stream2llm_sdk.retrievers.web.address_guard import AddressGuard
 from stream2llm_sdk.retrievers.web.guarded_proxy import GuardedProxy, ProxyLease
 
+pytestmark = pytest.mark.slow
+
 LOOPBACK = ["127.0.0.0/8"]
 
 

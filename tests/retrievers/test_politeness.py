@@ -18,6 +18,8 @@ from stream2llm_sdk.retrievers.web.fetch import PageFetcher
 from stream2llm_sdk.retrievers.web.politeness import DEFAULT_USER_AGENT, Politeness, parse_retry_after
 from stream2llm_sdk.retrievers.web.robots import RobotsAnswer, robots_token
 
+pytestmark = pytest.mark.slow
+
 MakeFetcher = Callable[..., PageFetcher]
 
 
