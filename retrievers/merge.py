@@ -28,6 +28,7 @@ from stream2llm_sdk.tasks import ended
 
 __all__ = ["Merge", "Weighted", "about_tokens"]
 
+_PROMPT_S = 0.1
 _CLEANUP_S = 10.0  # as long may a source take to release what it holds; then its cleanup is cancelled too
 
 
@@ -138,6 +139,7 @@ class Merge:
         self._count_tokens = count_tokens
         self._hold_s = hold_s
         self._drop_duplicates = drop_duplicates
+        self._cleanups: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"Merge({', '.join(self.sources)})"
@@ -182,8 +184,11 @@ class Merge:
                 raise error
 
     async def aclose(self) -> None:
-        """Closes the sources that can be closed."""
+        """Closes the sources that can be closed, and waits for those that were late."""
+        loop = asyncio.get_running_loop()
+        cleanups = [cleanup for cleanup in self._cleanups if cleanup.get_loop() is loop]
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(ended, *cleanups, cancel_every_s=_CLEANUP_S)
             for retriever in self.sources.values():
                 if (close := getattr(retriever, "aclose", None)) is not None:
                     stack.push_async_callback(close)
@@ -269,27 +274,48 @@ class Merge:
     ) -> None:
         left_s = self._rules[source].timeout_s
         loop = asyncio.get_running_loop()
+        step: asyncio.Task[Any] | None = None
         try:
             while True:
                 started_s = loop.time()
-                try:
-                    async with asyncio.timeout(left_s) as limit:
-                        item = await anext(updates)
-                except StopAsyncIteration:
-                    return
-                except TimeoutError:
-                    if not limit.expired():
-                        raise
+                step = asyncio.create_task(_step(updates))
+                await asyncio.wait({step}, timeout=left_s)
+                if not step.done():
+                    step, late = None, step
+                    await self._clean_beside(late, updates)
                     raise RetrievalError(
                         f"ended after timeout_s={self._rules[source].timeout_s}: what it had brought by then is used"
-                    ) from None
+                    )
+                if (item := step.result()) is _NO_MORE:
+                    return
                 if left_s is not None:
                     left_s = max(0.0, left_s - (loop.time() - started_s))
                 _check_item(item, mode)
                 await items.put((source, item))
         finally:
-            if (close := getattr(updates, "aclose", None)) is not None:
-                await close()
+            if step is not None:
+                await _clean(step, updates)
+
+    async def _clean_beside(self, step: asyncio.Task[Any], updates: AsyncIterator[Any]) -> None:
+        """Ends a late source while the others go on. One that takes its time holds nobody: `aclose` waits for it."""
+        cleanup = asyncio.create_task(_clean(step, updates), name="stream2llm-merge-cleanup")
+        self._cleanups.add(cleanup)
+        cleanup.add_done_callback(self._cleanups.discard)
+        await asyncio.wait({cleanup}, timeout=_PROMPT_S)
+
+
+_NO_MORE = object()
+
+
+async def _step(updates: AsyncIterator[Any]) -> Any:
+    return await anext(updates, _NO_MORE)
+
+
+async def _clean(step: asyncio.Task[Any], updates: AsyncIterator[Any]) -> None:
+    step.cancel()
+    await ended(step, cancel_every_s=_CLEANUP_S)
+    if (close := getattr(updates, "aclose", None)) is not None:
+        await close()
 
 
 async def _next_batch(items: asyncio.Queue[_FromSource], due_s: float | None) -> list[_FromSource]:

@@ -111,7 +111,7 @@ class Rerank:
         failure = run.take_update()
         items: list[Replace | SourceFailure] = [] if failure is None else [failure]
         ranking = run.take_scores()
-        if isinstance(ranking, Exception):
+        if isinstance(ranking, BaseException):
             items.append(SourceFailure(self._reranker.name, f"reranking failed: {_one_line(ranking)}"))
         best = ranking if isinstance(ranking, list) else None
         if not run.pool or (best is None and (run.shown is None or run.failed)):
@@ -198,14 +198,16 @@ class _Run:
         self._unscored = bool(self.pool)
         return None
 
-    def take_scores(self) -> list[Chunk] | Exception | None:
+    def take_scores(self) -> list[Chunk] | BaseException | None:
         """The ranking, or why there is none, if the reranker has answered."""
         if self._scoring is None or not self._scoring.done():
             return None
         task, self._scoring = self._scoring, None
         try:
             return task.result()
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a cancellation that is not ours, or a panic of a native library
             self.failed = True
             return error
 
@@ -266,7 +268,7 @@ def _identities(chunks: Sequence[Chunk]) -> list[tuple[str, str, str]]:
     return [(chunk.text, chunk.source, chunk.title) for chunk in chunks]
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and not str(error):
         return "it took too long"
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -69,7 +69,7 @@ class _InThread:
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Waits for the thread also when cancelled, unless the call has not begun."""
-        call = self._executor.submit(function, *args)
+        call = self._executor.submit(_without_stop, function, *args)
         result = asyncio.wrap_future(call)
         try:
             return await asyncio.shield(result)
@@ -81,6 +81,14 @@ class _InThread:
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self._executor.shutdown)
+
+
+def _without_stop(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls the function; asyncio's futures cannot carry a StopIteration."""
+    try:
+        return function(*args)
+    except StopIteration as error:
+        raise RetrievalError("it raised StopIteration") from error
 
 
 class FunctionReranker:

@@ -450,6 +450,28 @@ async def test_a_late_source_is_ended_and_what_it_brought_stays() -> None:
     assert late.num_closed == 1
 
 
+async def test_a_late_source_that_is_slow_to_clean_up_holds_nobody() -> None:
+    may_end, has_ended = asyncio.Event(), asyncio.Event()
+
+    async def slow(query: str) -> AsyncIterator[str]:
+        try:
+            await asyncio.Event().wait()
+            yield "never"
+        finally:
+            await may_end.wait()
+            has_ended.set()
+
+    merge = Merge(Weighted(slow, timeout_s=0.05, name="late"), ScriptedRetriever(["b"]))
+    items = await all_of(merge)
+    assert final(items) == ["b"]
+    assert "timeout_s=0.05" in failures(items)["late"]
+    assert not has_ended.is_set()
+    closing = asyncio.create_task(merge.aclose())
+    may_end.set()
+    await closing
+    assert has_ended.is_set()
+
+
 async def test_a_sources_own_timeout_and_cancellation_are_its_failures() -> None:
     items = await all_of(
         Merge(

@@ -137,6 +137,13 @@ async def never(query: str, texts: Sequence[str]) -> list[float]:
     return []
 
 
+def raising(error: BaseException) -> Any:
+    async def reranker(query: str, texts: Sequence[str]) -> Sequence[float]:
+        raise error
+
+    return reranker
+
+
 @pytest.mark.parametrize(
     ("reranker", "reason"),
     [
@@ -145,8 +152,11 @@ async def never(query: str, texts: Sequence[str]) -> list[float]:
         (lambda query, texts: [1.0], "1 scores for 4 texts"),
         (lambda query, texts: [float("nan")] * len(texts), "not finite"),
         (lambda query, texts: ["no number"] * len(texts), "could not convert"),
+        (raising(asyncio.CancelledError("its request was cancelled")), "its request was cancelled"),
+        (raising(BaseException("a panic")), "a panic"),
+        (lambda query, texts: next(iter(())), "StopIteration"),
     ],
-    ids=["raises", "hangs", "too few", "not finite", "no numbers"],
+    ids=["raises", "hangs", "too few", "not finite", "no numbers", "cancelled", "panics", "stops"],
 )
 async def test_a_failing_reranker_leaves_the_retrievers_order(reranker: Any, reason: str) -> None:
     changed = Replace(chunks(*TEXTS[::-1]))
