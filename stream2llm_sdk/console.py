@@ -24,5 +24,5 @@ def shown_errors() -> Iterator[None]:
     except Stream2LLMError as error:
         console = Console(stderr=True)
         console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
-        console.print(str(error), markup=False, highlight=False)
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error

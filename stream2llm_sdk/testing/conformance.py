@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection
+from typing import Any
 
+from stream2llm_sdk.context import Retriever
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.testing.conformance_checks import CHECKS, Conformance
 from stream2llm_sdk.testing.conformance_parts import ConformanceOptions, Factory, NotRun, OverTexts
@@ -78,7 +81,7 @@ async def check_retriever(
 
     Raises:
         ConformanceError: a check failed. Its message is the report.
-        ConfigurationError: `skip` names no check.
+        ConfigurationError: `factory` makes no retriever, or `skip` names no check.
     """
     if isinstance(skip, str) or (unknown := sorted(set(skip) - set(CHECKS))):
         given = repr(skip) if isinstance(skip, str) else ", ".join(unknown)
@@ -98,9 +101,23 @@ async def check_retriever(
         timeout_s=timeout_s,
         settle_s=settle_s,
     )
+    _check_factory(factory)
     report = await _run(Conformance(factory, options), factory, skip)
     report.raise_for_failures()
     return report
+
+
+def _check_factory(factory: Any) -> None:
+    if inspect.isasyncgenfunction(factory):
+        raise ConfigurationError(
+            f"factory={factory!r:.80} is a generator function: give a function that makes a retriever of it, such as "
+            "lambda: as_retriever(pages)"
+        )
+    if not callable(factory) or (isinstance(factory, Retriever) and not isinstance(factory, type)):
+        raise ConfigurationError(
+            f"factory={factory!r:.80}: give its class, or a function that makes one, such as lambda: MyRetriever(...); "
+            "more than one is made"
+        )
 
 
 async def _run(conformance: Conformance, factory: Factory, skip: Collection[str]) -> ConformanceReport:

@@ -69,7 +69,10 @@ class ConformanceParts:
         """Streams once, and keeps that as what every other stream must give."""
         retriever = self.retriever
         if not isinstance(retriever, Retriever):
-            raise Broken("it is no retriever: that is an object with a `mode` and a method `stream(query)`")
+            raise Broken(
+                "it is no retriever: that is an object with a `mode` and a method `stream(query)`; `as_retriever` makes "
+                "one of a generator function"
+            )
         if retriever.mode not in list(ContextMode):
             raise Broken(f"its mode is {retriever.mode!r}: it must be 'append' or 'update'")
         items: Any = retriever.stream(self._options.query)

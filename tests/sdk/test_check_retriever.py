@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from stream2llm_sdk.context import Append, Chunk, ContextMode, Replace, SourceFailure
+from stream2llm_sdk.context import Append, Chunk, ContextMode, Replace, SourceFailure, as_retriever
 from stream2llm_sdk.errors import ConfigurationError, RetrievalError
 from stream2llm_sdk.tasks import cancel_and_wait
 from stream2llm_sdk.testing import CheckStatus, ConformanceError, ConformanceReport, ScriptedRetriever, check_retriever
@@ -684,3 +684,17 @@ async def test_suspensions_of_tasks_begun_for_it_count_and_no_others() -> None:
 async def test_a_scripted_retriever_conforms() -> None:
     pools = [Replace([Chunk("a"), Chunk("b")]), 0.001, Replace([Chunk("b"), Chunk("c")])]
     await check_retriever(lambda: ScriptedRetriever(pools, ContextMode.UPDATE), same_order=True)
+
+
+async def _pages(query: str) -> AsyncIterator[str]:
+    yield "a page"
+
+
+@pytest.mark.parametrize(
+    ("factory", "advice"),
+    [(_pages, "as_retriever"), (as_retriever(_pages), "give its class"), ("pages", "give its class")],
+    ids=["generator function", "retriever", "text"],
+)
+async def test_what_makes_no_retriever_is_refused_with_the_way_out(factory: Any, advice: str) -> None:
+    with pytest.raises(ConfigurationError, match=advice):
+        await check_retriever(factory)
