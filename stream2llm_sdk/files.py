@@ -80,6 +80,13 @@ class FolderLock:
     def __exit__(self, *exc_info: object) -> None:
         self.release()
 
+    def is_of(self, folder: Path) -> bool:
+        """Whether the folder that is locked has this name still: it may have been renamed or deleted since."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), os.stat(folder))
+        except OSError:
+            return False
+
     def release(self) -> None:
         """Lets others write there. A second call does nothing."""
         descriptor, self._descriptor = self._descriptor, -1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
@@ -90,7 +89,7 @@ def build(
     console = Console(stderr=True)
     with shown_errors():
         from stream2llm_sdk.retrievers.diskann.build import BuildOptions, build_index, unfinished_build
-        from stream2llm_sdk.retrievers.diskann.build_folder import check_target
+        from stream2llm_sdk.retrievers.diskann.build_folder import check_target, discard_unfinished_build
         from stream2llm_sdk.retrievers.diskann.corpus import CorpusColumns, open_corpus
         from stream2llm_sdk.retrievers.diskann.manifest import check_metric
         from stream2llm_sdk.retrievers.diskann.splitter import PassageSplitter
@@ -98,7 +97,7 @@ def build(
         check_target(out.resolve(), overwrite)
         work = unfinished_build(out)
         if restart:
-            shutil.rmtree(work, ignore_errors=True)
+            discard_unfinished_build(out)
         columns = CorpusColumns(text_column, source_column, title_column, tuple(keep) if keep else None)
         documents = open_corpus(corpus, columns=columns, skip_bad=skip_bad, limit=limit)
         splitter = None

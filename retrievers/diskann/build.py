@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from stream2llm_sdk.context import Chunk
 from stream2llm_sdk.errors import ConfigurationError, MissingExtraError, RetrievalError
-from stream2llm_sdk.files import FolderLock
 from stream2llm_sdk.retrievers.diskann.build_folder import (
     building_beside,
     check_target,
@@ -95,7 +94,8 @@ def build_index(
             gets its name.
         resume: keeps what is done when the build ends early, by an error or `kill -9`, and goes on from there the next
             time. The documents must come in the same order again: those that are done are read and compared, and
-            neither cut nor embedded again. The result is the same as without the interruption.
+            neither cut nor embedded again. The result is the same as without the interruption. Further documents behind
+            them are taken in until the graph is complete.
         skip_bad: leaves out documents that have no text, and passages whose vector cannot be ranked, and counts them in
             the manifest, instead of ending with an error.
         on_progress: called with the number of documents, or passages, embedded so far.
@@ -103,7 +103,8 @@ def build_index(
 
     Raises:
         ConfigurationError: there are no documents, one has no text, `directory` is not empty, the embedder has no
-            usable dimensions, or what is resumed was begun with other options or other documents.
+            usable dimensions, what is resumed was begun with other options or other documents, or another process is
+            building it.
         RetrievalError: a vector is zero or not finite, DiskANN failed, or the disk is full.
         MissingExtraError: diskannpy, wordllama or the splitter's library is not installed.
     """
@@ -129,7 +130,7 @@ def build_index(
         on_stage or (lambda *_: None),
     )
     check_target(path, overwrite)
-    with building_beside(path, keep=resume) as work, FolderLock(work):
+    with building_beside(path, keep=resume) as work:
         try:
             build.run(documents, work)
             check_target(path, overwrite)
@@ -159,8 +160,7 @@ class _Build:
         with BuildJournal(work, self._settings(), self._padded_dim) as journal:
             extra = [save(work)] if (save := getattr(self.embedder, "save", None)) is not None else []
             self.on_stage(BuildStage.EMBED, journal.last.num_passages)
-            if journal.num_consumed is None:
-                self._embed(documents, journal)
+            self._embed(documents, journal)
             if journal.last.num_passages == 0:
                 raise ConfigurationError("documents is empty: give at least one document to build an index of")
             extra += complete_store(work, self.filterable)
@@ -226,6 +226,11 @@ class _Build:
                 )
             done = record.num_sources
         while (batch := self._take(rows)).num_sources:
+            if journal.graph is not None:
+                raise ConfigurationError(
+                    f"there are more documents than the {done} of the graph that is built already: give those, or "
+                    f"begin anew by deleting {unfinished_build(self.directory)} (--restart)"
+                )
             found = self._passages(batch)
             passages, vectors = self._vectors(found)
             journal.append(
@@ -236,7 +241,8 @@ class _Build:
                 digest=batch.digest,
             )
             self.on_progress(journal.last.num_passages)
-        journal.complete_documents(journal.last.num_sources, int(getattr(documents, "num_skipped", 0)))
+        if journal.num_consumed != journal.last.num_sources:
+            journal.complete_documents(journal.last.num_sources, int(getattr(documents, "num_skipped", 0)))
 
     def _take(self, rows: Iterator[tuple[int, Any]], count: int | None = None) -> _Batch:
         """The next `count` documents, or a batch of them: as many as fill it by their length, if they are to be cut."""

@@ -15,13 +15,23 @@ from stream2llm_sdk.errors import ConfigurationError, IndexFormatError
 from stream2llm_sdk.retrievers.diskann.columns import ColumnsWriter
 from stream2llm_sdk.retrievers.diskann.shared_file import SharedFile
 
-__all__ = ["DOCUMENTS_FILE", "OFFSETS_FILE", "DocumentStore", "as_chunk", "complete_store", "document_line"]
+__all__ = [
+    "DOCUMENTS_FILE",
+    "OFFSETS_FILE",
+    "SOURCE_FIELDS",
+    "DocumentStore",
+    "as_chunk",
+    "complete_store",
+    "document_line",
+]
 
 DOCUMENTS_FILE = "documents.jsonl"
 OFFSETS_FILE = "documents.offsets"
 
-_SOURCE_FIELDS = ("url", "source", "id")
-_OWN_FIELDS = frozenset({"text", "title", "metadata", *_SOURCE_FIELDS})
+SOURCE_FIELDS = ("url", "source", "id")
+"""The fields of a document that say where it comes from; the first that is there counts."""
+
+_OWN_FIELDS = frozenset({"text", "title", "metadata", *SOURCE_FIELDS})
 
 
 def as_chunk(document: Any, row: int) -> Chunk:
@@ -54,11 +64,11 @@ def _mapping_as_chunk(document: Mapping[str, Any], row: int) -> Chunk:
     text = document["text"]
     if not isinstance(text, str):
         raise ConfigurationError(f"document {row}: 'text' is {type(text).__name__}, not str: {document!r:.120}")
-    source = next((document[name] for name in _SOURCE_FIELDS if document.get(name)), f"document-{row}")
+    source = next((document[name] for name in SOURCE_FIELDS if document.get(name)), f"document-{row}")
     metadata = document.get("metadata")
     extra = {name: value for name, value in document.items() if name not in _OWN_FIELDS}
     # What did not become the source is kept: an id beside a URL.
-    extra.update({n: document[n] for n in _SOURCE_FIELDS if document.get(n) and str(document[n]) != str(source)})
+    extra.update({n: document[n] for n in SOURCE_FIELDS if document.get(n) and str(document[n]) != str(source)})
     extra.update(metadata if isinstance(metadata, Mapping) else {})
     return Chunk(text, source=str(source), title=str(document.get("title") or ""), metadata=extra)
 

@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from stream2llm_sdk.context import Chunk
 from stream2llm_sdk.errors import ConfigurationError, RetrievalError
-from stream2llm_sdk.retrievers.diskann.document_store import as_chunk
+from stream2llm_sdk.retrievers.diskann.document_store import SOURCE_FIELDS, as_chunk
 from stream2llm_sdk.retrievers.diskann.filters import MetadataFilter
 from stream2llm_sdk.retrievers.diskann.manifest import Metric, check_metric
 from stream2llm_sdk.retrievers.diskann.memory_graph import MemoryGraph
@@ -66,7 +67,7 @@ class DynamicDiskANN:
         for name, value, most in (("graph_degree", graph_degree, 512), ("complexity", complexity, 10_000)):
             if not isinstance(value, int) or not 4 <= value <= most:
                 raise ConfigurationError(f"{name}={value!r}: give an integer from 4 to {most}")
-        self.embedder = WordLlamaEmbedder() if embedder is None else embedder
+        self.embedder = _checked_embedder(embedder)
         self.metric: Metric = check_metric(metric)
         self._graph = MemoryGraph(
             self.embedder.dim, inner_product=metric == "ip", graph_degree=graph_degree, complexity=complexity
@@ -102,8 +103,8 @@ class DynamicDiskANN:
         """Embeds and inserts documents; returns their ids. Each can be found as soon as it is inserted.
 
         Args:
-            documents: mappings with `text` and `id`, or `Chunk` whose source is the id. Plain text gets an id of its
-                own.
+            documents: mappings with `text` and `id` (or else `url` or `source`), or `Chunk` whose source is the id.
+                Those without, and plain text, get an id of their own.
             replace_existing: a document whose id is known takes the old one's place; otherwise that is an error.
 
         Raises:
@@ -140,8 +141,10 @@ class DynamicDiskANN:
             ConfigurationError: an id is not known, and `missing_ok` is False.
             RetrievalError: the index is closed.
         """
-        if isinstance(document_ids, str):
-            raise ConfigurationError(f"document_ids={document_ids!r:.80} is one str; give a list of ids")
+        if isinstance(document_ids, (str, bytes)) or not isinstance(document_ids, Iterable):
+            raise ConfigurationError(
+                f"document_ids={document_ids!r:.80} is one {type(document_ids).__name__}; give a list of ids"
+            )
         wanted = list(dict.fromkeys(document_ids))
         with self._writing:
             self._check_open()
@@ -218,7 +221,8 @@ class DynamicDiskANN:
         A crash at any moment leaves the set saved before, or this one. Changes wait meanwhile; searches do not.
 
         Raises:
-            ConfigurationError: `directory` holds something else.
+            ConfigurationError: `directory` holds something else, cannot be made, or another index is being saved there.
+            RetrievalError: it cannot be written; the set saved before is still there.
         """
         with self._writing:
             self._check_open()
@@ -247,7 +251,7 @@ class DynamicDiskANN:
             ConfigurationError: it was made with another embedder.
         """
         path = Path(directory)
-        chosen = WordLlamaEmbedder() if embedder is None else embedder
+        chosen = _checked_embedder(embedder)
         snapshot = read_snapshot(path)
         if (chosen.name, chosen.dim) != (snapshot.embedder, snapshot.vectors.shape[1]):
             raise ConfigurationError(
@@ -275,14 +279,21 @@ class DynamicDiskANN:
 
     def _as_own_chunk(self, document: Any, row: int) -> tuple[str, Chunk]:
         """A document's id and itself as a chunk."""
-        if isinstance(document, str):
-            with self._state:
-                self._num_texts += 1
-                name = f"text-{secrets.token_hex(6)}-{self._num_texts}"
-            return name, as_chunk({"text": document, "id": name}, row)
         chunk = as_chunk(document, row)
-        given = document.get("id") if isinstance(document, Mapping) else None
-        return str(chunk.source if given is None else given), chunk
+        given: Any = None
+        if isinstance(document, Mapping):
+            given = document.get("id")
+            names_itself = any(document.get(field) for field in SOURCE_FIELDS)
+        else:
+            names_itself = isinstance(document, Chunk) and bool(chunk.source)
+        if given is None or given == "":
+            given = chunk.source if names_itself else self._new_id()
+        return str(given), chunk if names_itself else replace(chunk, source=str(given))
+
+    def _new_id(self) -> str:
+        with self._state:
+            self._num_texts += 1
+            return f"text-{secrets.token_hex(6)}-{self._num_texts}"
 
     def _insert(self, document_id: str, chunk: Chunk, vector: npt.NDArray[np.float32], replace_existing: bool) -> None:
         with self._writing:
@@ -334,3 +345,11 @@ class DynamicDiskANN:
         self._free = list(snapshot.free)
         for slot, (document_id, chunk) in snapshot.documents.items():
             self._table.put(slot, document_id, chunk)
+
+
+def _checked_embedder(embedder: Embedder | None) -> Embedder:
+    if embedder is None:
+        return WordLlamaEmbedder()
+    if not isinstance(embedder, Embedder) or not isinstance(embedder.dim, int) or embedder.dim < 1:
+        raise ConfigurationError(f"embedder={embedder!r:.80}: give an object with name, dim (1 or more) and embed()")
+    return embedder

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import operator
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,6 +40,8 @@ _ORDERS: dict[str, Callable[[Any, Any], Any]] = {
 _OPERATORS = ("$eq", "$ne", "$in", "$nin", *_ORDERS, "$exists")
 _COMBINATIONS = ("$and", "$or", "$not")
 _MAX_DEPTH = 32
+# Each filter may lie in a list, and its conditions in a mapping with lists.
+_MAX_PLAIN_DEPTH = 2 * _MAX_DEPTH + 3
 
 # The list must hold so many allowed nodes that the pool's are safely among them: four times k, at least these.
 _ALLOWED_IN_LIST_PER_RESULT = 4
@@ -146,8 +149,9 @@ class MetadataFilter:
     """
 
     def __init__(self, filter: Mapping[str, Any]) -> None:
-        self._root = _parse(filter, 0)
-        self.key = json.dumps(filter, sort_keys=True, default=list)
+        plain = _plain(filter, 0)
+        self._root = _parse(plain, 0)
+        self.key = json.dumps(plain, sort_keys=True)
 
     def __repr__(self) -> str:
         return f"MetadataFilter({self.key})"
@@ -170,11 +174,30 @@ class MetadataFilter:
         return self._root.mask(columns)
 
 
+def _plain(part: Any, depth: int) -> Any:
+    """A filter in dicts and lists, read once: what is parsed, and kept as the key, is then the same."""
+    if depth > _MAX_PLAIN_DEPTH:
+        raise _nested_too_deep()
+    if isinstance(part, Mapping):
+        return {name: _plain(value, depth + 1) for name, value in part.items()}
+    if isinstance(part, (str, bytes)):
+        return part
+    try:
+        items = iter(part)
+    except TypeError:
+        return part
+    return [_plain(item, depth + 1) for item in items]
+
+
+def _nested_too_deep() -> ConfigurationError:
+    return ConfigurationError(f"filter is nested more than {_MAX_DEPTH} deep: combine its conditions")
+
+
 def _parse(filter: Any, depth: int) -> _Node:
     if not isinstance(filter, Mapping) or not filter:
         raise ConfigurationError(f"filter={filter!r:.80}: give a mapping such as {{'source': 'a', 'n': {{'$gte': 3}}}}")
     if depth > _MAX_DEPTH:
-        raise ConfigurationError(f"filter is nested more than {_MAX_DEPTH} deep: combine its conditions")
+        raise _nested_too_deep()
     parts: list[_Node] = []
     for name, condition in filter.items():
         if name in _COMBINATIONS:
@@ -206,12 +229,17 @@ def _condition(field: str, operator: str, operand: Any) -> _Condition:
             raise ConfigurationError(f"filter: {field!r}: $exists takes True or False, not {operand!r:.80}")
         return _Condition(field, operator, operand)
     takes_many = operator in ("$in", "$nin")
-    if takes_many and (isinstance(operand, (str, Mapping)) or not hasattr(operand, "__iter__")):
+    if takes_many and not isinstance(operand, list):
         raise ConfigurationError(f"filter: {field!r}: {operator} takes a list of values, not {operand!r:.80}")
     values = tuple(operand) if takes_many else (operand,)
     for value in values:
         if not _kind(value) or (isinstance(value, float) and math.isnan(value)):
             raise ConfigurationError(f"filter: {field!r}: {operator} takes text, number or boolean, not {value!r:.80}")
+        if isinstance(value, int) and abs(value) > sys.float_info.max:
+            raise ConfigurationError(
+                f"filter: {field!r}: {operator} takes numbers up to {sys.float_info.max:.2g}, not one of "
+                f"{value.bit_length()} bits"
+            )
     return _Condition(field, operator, values if takes_many else operand)
 
 

@@ -137,7 +137,7 @@ class Manifest:
             ) from None
         except OSError as error:
             raise IndexFormatError(f"{path}: cannot be read: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise IndexFormatError(f"{path}: not JSON ({error}); {_BUILD_IT_AGAIN}") from error
         manifest = cls._parse(path, content)
         for name, record in manifest.files.items():
@@ -164,15 +164,15 @@ class Manifest:
                     for name in dict.fromkeys((*INDEX_FILES, *files))
                 },
                 metric=content["metric"],
-                embedder_spec=content.get("embedder_spec"),
+                embedder_spec=_optional(content, "embedder_spec", str),
                 filterable=tuple(map(str, content.get("filterable", ()))),
-                num_sources=content.get("num_sources"),
+                num_sources=_optional(content, "num_sources", int),
                 num_skipped=int(content.get("num_skipped", 0)),
-                splitter=content.get("splitter"),
+                splitter=_optional(content, "splitter", dict),
                 graph=dict(content.get("graph", {})),
                 libraries=dict(content.get("libraries", {})),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise IndexFormatError(
                 f"{path}: incomplete or damaged ({type(error).__name__}: {error}); {_BUILD_IT_AGAIN}"
             ) from error
@@ -201,6 +201,13 @@ def _own_file(name: str) -> str:
     if name.startswith("/") or ".." in Path(name).parts:
         raise ValueError(f"file {name!r} is outside the index")
     return name
+
+
+def _optional(content: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = content.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name!r} is {value!r:.80}, not {kind.__name__}")
+    return value
 
 
 def _positive(number: Any) -> int:

@@ -85,9 +85,11 @@ class DiskANNRetriever:
         min_iteration_s: float = 0.0,
         max_concurrent_searches: int = 8,
     ) -> None:
-        if not 0 <= min_iteration_s <= 3600:
+        if not isinstance(index, (DiskANNIndex, DynamicDiskANN, str, os.PathLike)):
+            raise ConfigurationError(f"index={index!r:.80}: give an open index, or the directory of one")
+        if not _is_number(min_iteration_s, (int, float)) or not 0 <= min_iteration_s <= 3600:
             raise ConfigurationError(f"min_iteration_s={min_iteration_s!r}: give seconds from 0 to 3600")
-        if not 1 <= max_concurrent_searches <= 256:
+        if not _is_number(max_concurrent_searches, int) or not 1 <= max_concurrent_searches <= 256:
             raise ConfigurationError(f"max_concurrent_searches={max_concurrent_searches!r}: give 1 to 256")
         if not (isinstance(stream, bool) or stream == "auto"):
             raise ConfigurationError(f"stream={stream!r}: give True, False or 'auto'")
@@ -228,6 +230,10 @@ class DiskANNRetriever:
 
     def _closed_error(self) -> RetrievalError:
         return RetrievalError("the DiskANN retriever was closed while it was used")
+
+
+def _is_number(value: object, kind: type | tuple[type, ...]) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 class _Took:

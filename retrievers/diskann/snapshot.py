@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stream2llm_sdk.context import Chunk
-from stream2llm_sdk.errors import ConfigurationError, IndexFormatError
+from stream2llm_sdk.errors import ConfigurationError, IndexFormatError, RetrievalError
+from stream2llm_sdk.files import FolderLock
 from stream2llm_sdk.retrievers.diskann.document_store import (
     DOCUMENTS_FILE,
     OFFSETS_FILE,
@@ -65,9 +66,22 @@ def write_snapshot(directory: Path, snapshot: Snapshot) -> None:
     """Writes a new set to `directory`, names it in `CURRENT`, and removes the others.
 
     Raises:
-        ConfigurationError: `directory` holds something else.
+        ConfigurationError: `directory` holds something else, cannot be made, or another set is being written there.
+        RetrievalError: it cannot be written; the set before is still there.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(directory)
+    except OSError as error:
+        raise ConfigurationError(f"{directory} cannot be a folder: {error.strerror}; name another folder") from error
+    with lock:
+        try:
+            _replace_set(directory, snapshot)
+        except OSError as error:
+            raise RetrievalError(f"{error.filename or directory}: cannot be written: {error.strerror}") from error
+
+
+def _replace_set(directory: Path, snapshot: Snapshot) -> None:
     old = list(directory.iterdir())
     if not all(path.name == _CURRENT or path.name.startswith((_PREFIX, f".{_CURRENT}")) for path in old):
         raise ConfigurationError(f"{directory} holds something else than a dynamic index: choose another folder")
@@ -145,7 +159,7 @@ def read_snapshot(directory: Path) -> Snapshot:
         return _read_files(folder, head)
     except OSError as error:
         raise IndexFormatError(f"{error.filename or directory}: cannot be read: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise IndexFormatError(f"{directory}: damaged ({type(error).__name__}: {error})") from error
 
 

@@ -13,6 +13,7 @@ is. All but `c` is measured on the retriever's own searches.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -23,6 +24,8 @@ from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.placement import ChunkOrder, arranged
 
 __all__ = ["StreamingEstimate", "StreamingPolicy", "documents_prefilled_again"]
+
+_logger = logging.getLogger(__name__)
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 
@@ -53,26 +56,29 @@ class StreamingEstimate:
     pays: bool | None
 
 
+def _is_duration(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
 class StreamingPolicy:
     """Decides search by search, from moving averages (a new search weighs a tenth).
 
     The first 8 searches are streamed to learn, and every 32nd of those that would not be.
 
     Args:
-        prefill_s_per_document: `c` in seconds, or a function that gives it, None while it does not know.
+        prefill_s_per_document: `c` in seconds, or a function that gives it, None while it does not know. What is no
+            positive number, or an error, counts as None.
 
     Raises:
         ConfigurationError: it is neither a function nor a positive number.
     """
 
     def __init__(self, prefill_s_per_document: float | Callable[[], float | None]) -> None:
-        if not callable(prefill_s_per_document):
-            number = prefill_s_per_document
-            if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
-                raise ConfigurationError(
-                    f"prefill_s_per_document={number!r}: give the seconds in which the model prefills one document, or "
-                    "a function that returns them"
-                )
+        if not callable(prefill_s_per_document) and not _is_duration(prefill_s_per_document):
+            raise ConfigurationError(
+                f"prefill_s_per_document={prefill_s_per_document!r:.80}: give the seconds in which the model prefills "
+                "one document, or a function that returns them"
+            )
         self._prefill_s = prefill_s_per_document
         self._lock = threading.Lock()
         self._num_searches = 0
@@ -84,15 +90,25 @@ class StreamingPolicy:
 
     @property
     def estimate(self) -> StreamingEstimate:
-        prefill_s = self._prefill_s() if callable(self._prefill_s) else self._prefill_s
-        if prefill_s is not None and not 0 < prefill_s < math.inf:
-            prefill_s = None
+        prefill_s = self._known_prefill_s()
         with self._lock:
             search_s, fraction, again = self._search_s, self._first_fraction, self._again
             pays = None
             if search_s is not None and fraction is not None and again is not None and prefill_s is not None:
                 pays = (1 - fraction) * search_s > again * prefill_s
             return StreamingEstimate(self._num_searches, search_s, fraction, again, prefill_s, pays)
+
+    def _known_prefill_s(self) -> float | None:
+        """What was given, or what its function gives. A question does not fail by a function that does: it is unknown
+        then."""
+        if not callable(self._prefill_s):
+            return self._prefill_s
+        try:
+            found = self._prefill_s()
+        except Exception:
+            _logger.warning("prefill_s_per_document failed and counts as not known", exc_info=True)
+            return None
+        return found if _is_duration(found) else None
 
     def should_stream(self) -> bool:
         """Whether the search that begins now is to be streamed."""

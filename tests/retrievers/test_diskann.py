@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -326,12 +327,32 @@ async def test_a_directory_without_an_index_is_an_error(tmp_path: Path) -> None:
         ({"k": 200}, "search_list_size=100"),
         ({"min_iteration_s": -1}, "min_iteration_s=-1"),
         ({"min_iteration_s": float("nan")}, "min_iteration_s=nan"),
+        ({"min_iteration_s": "x"}, "min_iteration_s='x'"),
         ({"max_concurrent_searches": 0}, "max_concurrent_searches=0"),
+        ({"max_concurrent_searches": "x"}, "max_concurrent_searches='x'"),
+        ({"max_concurrent_searches": 1.5}, "max_concurrent_searches=1.5"),
+        ({"prefill_s_per_document": "x"}, "prefill_s_per_document='x'"),
     ],
 )
 def test_options_that_cannot_work_are_refused(index: DiskANNIndex, arguments: dict[str, float], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         DiskANNRetriever(index, **arguments)
+
+
+@pytest.mark.parametrize("given", [5, None, b"index"])
+def test_what_is_no_index_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match="give an open index, or the directory of one"):
+        DiskANNRetriever(given)
+
+
+@pytest.mark.parametrize("prefill_s", [lambda: "text", lambda: 1 / 0, lambda: float("nan")])
+async def test_a_prefill_time_that_cannot_be_told_fails_no_question(index: DiskANNIndex, prefill_s: Any) -> None:
+    retriever = DiskANNRetriever(index, stream="auto", prefill_s_per_document=prefill_s)
+    assert [update async for update in retriever.stream(QUESTIONS[0])]
+    estimate = retriever.streaming_estimate
+    assert estimate is not None
+    assert (estimate.num_searches, estimate.prefill_s_per_document, estimate.pays) == (1, None, None)
+    await retriever.aclose()
 
 
 def test_the_rows_of_a_batch_do_not_depend_on_each_other(embedder: WordLlamaEmbedder) -> None:

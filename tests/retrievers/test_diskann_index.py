@@ -424,6 +424,10 @@ def test_a_document_damaged_after_opening_is_an_error_that_names_its_row(index: 
         ({"dim": "16"}, "positive integer"),
         ({"files": {}}, METADATA_FILE),
         ({"files": None}, "damaged"),
+        ({"embedder_spec": 5}, "'embedder_spec' is 5, not str"),
+        ({"splitter": "x"}, "'splitter' is 'x', not dict"),
+        ({"num_sources": "x"}, "'num_sources' is 'x', not int"),
+        ({"num_skipped": float("inf")}, "damaged"),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_explained(index: Path, change: dict[str, Any], message: str) -> None:
@@ -433,7 +437,7 @@ def test_a_manifest_that_does_not_fit_is_explained(index: Path, change: dict[str
         reopen(index)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "null", "7", '"text"', "{", "\ud800"])
+@pytest.mark.parametrize("content", ["", "[]", "null", "7", '"text"', "{", "\ud800", "[" * 100_000])
 def test_a_manifest_that_is_something_else_is_an_error(index: Path, content: str) -> None:
     (index / MANIFEST_FILE).write_bytes(content.encode("utf-8", "surrogatepass"))
     with pytest.raises(IndexFormatError, match=MANIFEST_FILE):

@@ -18,6 +18,7 @@ from vectors import TextAsRow, closest, clustered
 
 from stream2llm_sdk.context import Chunk
 from stream2llm_sdk.errors import ConfigurationError, IndexFormatError, RetrievalError
+from stream2llm_sdk.files import FolderLock
 from stream2llm_sdk.retrievers.diskann.dynamic import DynamicDiskANN
 from stream2llm_sdk.retrievers.diskann.retriever import DiskANNRetriever
 from stream2llm_sdk.retrievers.diskann.search import EarlyStop, EmissionGate, SearchOptions, SearchStatus
@@ -420,6 +421,66 @@ def test_another_embedder_is_refused(saved: Path) -> None:
         DynamicDiskANN.open(saved)
 
 
+def test_documents_without_an_id_get_one_of_their_own() -> None:
+    index = empty()
+    given = []
+    for row in range(0, 8, 4):
+        nameless = [{"text": str(row)}, Chunk(str(row + 1)), {"text": str(row + 2), "id": ""}, str(row + 3)]
+        given += index.add(nameless, replace_existing=True)
+    assert len(set(given)) == len(index) == 8
+    found = index.search("q0", SearchOptions(k=8, search_list_size=60))
+    assert sorted(rows_of(found)) == list(range(8))
+    assert {chunk.source for chunk in found} == set(given)
+    assert index.add([{"text": "9", "id": 0}, {"text": "10", "url": "https://c"}]) == ["0", "https://c"]
+    index.delete(["0"])
+
+
+@pytest.mark.parametrize("wanted", [None, 5, b"doc-1", "doc-1"])
+def test_what_is_no_list_of_ids_is_refused(wanted: Any) -> None:
+    with pytest.raises(ConfigurationError, match="give a list of ids"):
+        empty().delete(wanted)
+
+
+def test_two_savers_into_one_folder_are_refused(saved: Path, tmp_path: Path) -> None:
+    index = reopen(saved)
+    index.save(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with FolderLock(tmp_path), pytest.raises(ConfigurationError, match="in use"):
+        index.save(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+    index.save(tmp_path)
+    assert len(reopen(tmp_path)) == len(index)
+
+
+def test_savers_at_once_leave_a_whole_index(saved: Path, tmp_path: Path) -> None:
+    index = [reopen(saved) for _ in range(3)]
+    outcomes: list[BaseException | None] = []
+
+    def save(one: DynamicDiskANN) -> None:
+        for _ in range(3):
+            try:
+                one.save(tmp_path)
+                outcomes.append(None)
+            except BaseException as error:
+                outcomes.append(error)
+
+    threads = [threading.Thread(target=save, args=(one,)) for one in index]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert None in outcomes
+    assert all(error is None or "in use" in str(error) for error in outcomes), outcomes
+    assert len(reopen(tmp_path)) == len(index[0])
+
+
+def test_a_folder_that_cannot_be_is_named(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for place in (tmp_path / "file", tmp_path / "file" / "index"):
+        with pytest.raises(ConfigurationError, match="cannot be a folder"):
+            reopen(saved).save(place)
+
+
 def test_a_closed_index_refuses_everything() -> None:
     index = empty()
     index.add([document(1)])
@@ -450,8 +511,9 @@ def test_documents_that_cannot_be_added_are_an_error(documents: Any, message: st
         ({"graph_degree": 1}, "graph_degree=1"),
         ({"complexity": 0}, "complexity=0"),
         ({"metric": "hamming"}, "hamming"),
+        ({"embedder": "x"}, "embedder='x'"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        DynamicDiskANN(embedder=EMBEDDER, **options)
+        DynamicDiskANN(**{"embedder": EMBEDDER, **options})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -101,11 +102,45 @@ def test_columns_and_metadata_say_the_same(filter: dict[str, Any], expected: lis
         ({"$or": []}, r"\$or takes a list"),
         ({"$nor": [{"source": "a"}]}, r"'\$nor' is no field"),
         ({5: "a"}, "5 is no field"),
+        ({"stars": 10**400}, "'stars': .eq takes numbers up to 1.8e\\+308"),
+        ({"stars": {"$gt": -(10**5000)}}, "takes numbers up to"),
+        ({"stars": {"$in": np.array(3)}}, r"\$in takes a list"),
     ],
 )
 def test_a_filter_that_is_written_wrong_is_a_clear_error(filter: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         MetadataFilter(filter)
+
+
+def one_time(*values: object) -> dict[str, Any]:
+    return {"source": {"$in": iter(values)}}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (one_time("a"), one_time("b"), False),
+        (one_time("a", "b"), {"source": {"$in": ("a", "b")}}, True),
+        (MappingProxyType({"source": "a"}), MappingProxyType({"source": "b"}), False),
+        ({"stars": MappingProxyType({"$gt": 3})}, {"stars": MappingProxyType({"$gt": 5})}, False),
+        ({"stars": MappingProxyType({"$gt": 3})}, {"stars": {"$gt": 3}}, True),
+        ({"$or": [MappingProxyType({"stars": 3})]}, {"$or": [MappingProxyType({"stars": -1})]}, False),
+        ({"mixed": 1}, {"mixed": True}, False),
+        ({"mixed": 1}, {"mixed": "1"}, False),
+        ({"source": "a", "stars": 3}, {"stars": 3, "source": "a"}, True),
+    ],
+)
+def test_filters_have_one_key_when_they_mean_the_same(one: Any, other: Any, same: bool) -> None:
+    first, second = MetadataFilter(one), MetadataFilter(other)
+    assert (first.key == second.key) is same
+    assert (first.mask(columns()).tolist() == second.mask(columns()).tolist()) is same
+
+
+def test_a_filter_that_is_changed_afterwards_stays_as_it_was() -> None:
+    wanted = ["a"]
+    checked = MetadataFilter({"source": {"$in": wanted}})
+    wanted.append("b")
+    assert np.flatnonzero(checked.mask(columns())).tolist() == [0, 2]
 
 
 def test_a_filter_that_is_nested_too_deep_is_refused() -> None:
@@ -197,6 +232,13 @@ def test_a_filtered_search_streams(index: DiskANNIndex) -> None:
         pools.append(search.pool.nodes)
     assert len(pools) > 1
     assert all(node % 20 in (1, 2, 3) for pool in pools for node in pool)
+
+
+def test_each_filter_finds_its_own_documents(index: DiskANNIndex) -> None:
+    for number in (1, 2):
+        for filter in ({"group": {"$in": iter([f"g{number}"])}}, MappingProxyType({"group": f"g{number}"})):
+            found = index.search("q2", SearchOptions(k=5), filter)
+            assert {chunk.metadata["group"] for chunk in found} == {f"g{number}"}
 
 
 def test_a_filter_is_evaluated_once(index: DiskANNIndex) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from stream2llm_sdk.context import Chunk
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.retrievers.diskann.build import BuildOptions, BuildStage, build_index, unfinished_build
+from stream2llm_sdk.retrievers.diskann.build_folder import building_beside, discard_unfinished_build
 from stream2llm_sdk.retrievers.diskann.build_journal import BuildJournal
 from stream2llm_sdk.retrievers.diskann.columns import CodedColumn, MetadataColumns, NumberColumn
 from stream2llm_sdk.retrievers.diskann.evaluation import _stored_vectors, exact_nearest
@@ -130,15 +131,41 @@ def test_a_kill_at_or_behind_the_graph_repeats_neither_the_documents_nor_the_gra
     die(directory, "graph")
     die(directory, "finish")
     before = (unfinished_build(directory) / GRAPH_FILE).stat()
-    go_on(directory, source=never())
+    assert go_on(directory, embedder=Unasked())[0] == ("embed", 300)
     after = (directory / GRAPH_FILE).stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
     require_same(directory, whole)
 
 
-def never() -> Iterator[str]:
-    raise AssertionError("the documents are read again")
-    yield ""
+class Unasked(NumberEmbedder):
+    def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        raise AssertionError("documents are embedded again")
+
+
+@pytest.mark.parametrize("stage", ["graph", "finish"])
+def test_other_documents_cannot_go_on_when_all_were_read(tmp_path: Path, stage: str) -> None:
+    directory = tmp_path / "index"
+    die(directory, stage)
+    changed = list(documents())
+    changed[45] = Chunk("document 9", "source 45", metadata={"half": False})
+    for source in (changed, documents(299)):
+        with pytest.raises(ConfigurationError, match="are not those that the build was begun with"):
+            go_on(directory, source=source)
+    assert not directory.exists()
+    assert unfinished_build(directory).exists()
+
+
+def test_documents_that_came_since_are_taken_in_before_the_graph_and_refused_behind_it(tmp_path: Path) -> None:
+    directory = tmp_path / "index"
+    die(directory, "graph")
+    assert go_on(directory, source=documents(310))[1] == ("graph", 310)
+    build_index(documents(310), tmp_path / "whole", embedder=NumberEmbedder(), options=OPTIONS).close()
+    require_same(directory, tmp_path / "whole")
+    other = tmp_path / "other"
+    die(other, "finish")
+    with pytest.raises(ConfigurationError, match="more documents than the 300 of the graph"):
+        go_on(other, source=documents(310))
+    go_on(other)
 
 
 def interrupted(directory: Path, **arguments: Any) -> None:
@@ -194,6 +221,38 @@ def test_two_builds_at_once_are_refused(tmp_path: Path) -> None:
 
     go_on(directory, on_progress=build_too)
     assert len(refused) == 1
+
+
+def test_a_build_that_has_written_nothing_yet_is_left_alone_by_a_second(tmp_path: Path) -> None:
+    directory = tmp_path / "index"
+
+    def given() -> Iterator[Chunk]:
+        with pytest.raises(ConfigurationError, match="in use"):
+            go_on(directory)
+        with pytest.raises(ConfigurationError, match="in use"):
+            discard_unfinished_build(directory)
+        yield from documents(50)
+
+    go_on(directory, source=given())
+    assert Manifest.read(directory).num_documents == 50
+    discard_unfinished_build(directory)
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def test_a_folder_that_got_another_owner_is_not_removed(tmp_path: Path) -> None:
+    directory = tmp_path / "index"
+    with building_beside(directory, keep=True) as work:
+        work.rename(directory)
+        with building_beside(directory, keep=True) as other:
+            (other / "documents.jsonl").write_text("x")
+        assert other == work
+    assert (work / "documents.jsonl").read_text() == "x"
+
+
+def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigurationError, match="cannot be made: Not a directory"):
+        go_on(tmp_path / "file" / "index")
 
 
 def test_a_failed_build_that_may_not_go_on_leaves_nothing(tmp_path: Path) -> None:

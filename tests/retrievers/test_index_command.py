@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from stream2llm_sdk.cli import app
 from stream2llm_sdk.console import STOPPED
+from stream2llm_sdk.files import FolderLock
 from stream2llm_sdk.retrievers.diskann.build import unfinished_build
 from stream2llm_sdk.retrievers.diskann.index import DiskANNIndex
 from stream2llm_sdk.retrievers.diskann.manifest import Manifest
@@ -175,3 +176,17 @@ def test_a_build_that_ctrl_c_stopped_goes_on(tmp_path: Path) -> None:
     assert (out / "documents.jsonl").read_bytes() == (whole / "documents.jsonl").read_bytes()
     assert Manifest.read(out).num_sources == 150
     assert not unfinished_build(out).exists()
+
+
+def test_restart_forgets_an_unfinished_build_but_none_that_is_running(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "index"
+    work = unfinished_build(out)
+    work.mkdir()
+    (work / "documents.jsonl").write_text("of another build")
+    command = ("build", corpus, "--out", out, "--limit", 20, "--restart")
+    with FolderLock(work):
+        assert "in use" in run(*command, code=1).output
+    assert (work / "documents.jsonl").read_text() == "of another build"
+    run(*command)
+    assert Manifest.read(out).num_sources == 20
+    assert not work.exists()
