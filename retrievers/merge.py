@@ -281,7 +281,7 @@ class Merge:
                 step = asyncio.create_task(_step(updates))
                 await asyncio.wait({step}, timeout=left_s)
                 if not step.done():
-                    step, late = None, step
+                    late, step = step, None
                     await self._clean_beside(late, updates)
                     raise RetrievalError(
                         f"ended after timeout_s={self._rules[source].timeout_s}: what it had brought by then is used"

@@ -93,9 +93,21 @@ class _Condition:
                 f"filter: this index has no column {self.field!r}; its columns are: {names}. "
                 f"Build it with filterable=({self.field!r}, …)"
             )
+        self._check_kind({"number"} if isinstance(column, NumberColumn) else {_kind(value) for value in column.values})
         if isinstance(column, NumberColumn):
             return self._mask_of_numbers(column)
         return self._mask_of_codes(column)
+
+    def _check_kind(self, held: set[str]) -> None:
+        """A comparison of a number with text would find nothing, and say nothing."""
+        operands = self.operand if self.operator in ("$in", "$nin") else (self.operand,)
+        if self.operator == "$exists" or not held or not operands or held & {_kind(operand) for operand in operands}:
+            return
+        kinds = " and ".join(sorted(held))
+        raise ConfigurationError(
+            f"filter: {self.field!r} is compared with {self.operand!r:.80}, but this index has {kinds} there; a CSV's "
+            "columns are text"
+        )
 
     def _mask_of_codes(self, column: CodedColumn) -> Mask:
         # A missing value has code -1, which takes the last item.
