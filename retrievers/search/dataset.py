@@ -29,10 +29,15 @@ class DatasetURLs:
     """
 
     def __init__(self, urls: Mapping[str, Iterable[str]]) -> None:
+        if not isinstance(urls, Mapping):
+            raise ConfigurationError(f"urls={urls!r:.80}: give a dict of lists of URLs by question")
         self._urls: dict[str, tuple[str, ...]] = {}
         for question, listed in urls.items():
-            found = [listed] if isinstance(listed, str) else list(listed)
-            if isinstance(listed, str) or not all(isinstance(url, str) for url in found):
+            if not isinstance(question, str):
+                raise ConfigurationError(f"urls holds the question {question!r:.80}: give it as text")
+            is_list = isinstance(listed, Iterable) and not isinstance(listed, (str, bytes, Mapping))
+            found = list(listed) if is_list else []
+            if not is_list or not all(isinstance(url, str) for url in found):
                 raise ConfigurationError(f"the URLs of {question!r:.80} are {listed!r:.80}: give a list of URLs")
             self._urls[_key(question)] = tuple(dict.fromkeys(url.strip() for url in found if url.strip()))
         if not self._urls:
@@ -53,9 +58,15 @@ class DatasetURLs:
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigurationError(f"{source} cannot be read: {error}") from None
             source = csv.DictReader(text.splitlines(keepends=True))
+        elif not isinstance(source, Iterable):
+            raise ConfigurationError(f"source={source!r:.80}: give a CSV file of SimpleQA, or its rows")
         urls: dict[str, list[str]] = {}
-        for number, row in enumerate(source, start=1):
-            urls.setdefault(*_question_and_urls(row, number))
+        number = 0
+        try:
+            for number, row in enumerate(source, start=1):
+                urls.setdefault(*_question_and_urls(row, number))
+        except csv.Error as error:
+            raise ConfigurationError(f"row {number + 1} cannot be read: {error}") from None
         return cls(urls)
 
     async def search(self, query: str, k: int) -> list[SearchHit]:
@@ -68,6 +79,8 @@ def _key(question: str) -> str:
 
 
 def _question_and_urls(row: Mapping[str, Any], number: int) -> tuple[str, list[str]]:
+    if not isinstance(row, Mapping):
+        raise ConfigurationError(f"row {number} is {row!r:.80}: give a mapping with `problem` and `metadata`")
     question, metadata = row.get("problem"), row.get("metadata")
     if not isinstance(question, str) or metadata is None:
         found = ", ".join(map(str, row))

@@ -8,9 +8,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from stream2llm_sdk.errors import ConfigurationError, MissingExtraError, RetrievalError
+from stream2llm_sdk.errors import MissingExtraError, RetrievalError
 from stream2llm_sdk.retrievers.search.provider import SearchHit
 from stream2llm_sdk.retrievers.search.service import hits_of
+from stream2llm_sdk.retrievers.web.option_checks import check_seconds
 
 __all__ = ["DuckDuckGoSearch"]
 
@@ -43,8 +44,7 @@ class DuckDuckGoSearch:
         timeout_s: float = 10.0,
         proxy: str | None = None,
     ) -> None:
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
-            raise ConfigurationError(f"timeout_s={timeout_s!r}: give a positive number of seconds")
+        check_seconds("timeout_s", timeout_s)
         try:
             import ddgs
         except ImportError as error:

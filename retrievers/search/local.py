@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from urllib.parse import urlsplit
 
 from stream2llm_sdk.errors import ConfigurationError, IndexFormatError, MissingExtraError
 from stream2llm_sdk.retrievers.lexical import terms
+from stream2llm_sdk.retrievers.search.index_folder import read_index, write_index
 from stream2llm_sdk.retrievers.search.known_pages import KnownPage, pages_in_folder
 from stream2llm_sdk.retrievers.search.provider import SearchHit
 
@@ -46,6 +45,9 @@ class LocalIndexSearch:
     """
 
     def __init__(self, pages: Iterable[KnownPage | tuple[str, str, str]]) -> None:
+        given: object = pages
+        if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+            raise ConfigurationError(f"pages={given!r:.80}: give a list of (url, title, text)")
         bm25s = _import_bm25s()
         hits: dict[str, SearchHit] = {}
         texts: list[list[str]] = []
@@ -81,29 +83,20 @@ class LocalIndexSearch:
         return await asyncio.to_thread(lambda: cls(pages_in_folder(folder, base_url)))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the index to a new folder, or in place of an index that is there. Nobody sees it half written.
+        """Writes the index to a new folder, or in place of an index that is there. Nobody sees it half written, and if
+        the process dies meanwhile, the old one stays.
 
         Raises:
-            ConfigurationError: `folder` holds something else than an index.
+            ConfigurationError: `folder` holds something else than an index, or somebody else is saving there.
             OSError: it cannot be written.
         """
-        target = Path(folder)
-        if target.exists() and not (target / _PAGES_FILE).is_file() and (not target.is_dir() or any(target.iterdir())):
-            raise ConfigurationError(f"{str(target)!r} is there and holds no index of pages: give another folder")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        try:
-            self._index.save(str(made))
-            pages = [[hit.url, hit.title, hit.snippet] for hit in self._hits]
-            text = json.dumps({"format": _FORMAT, "pages": pages, "owners": self._owners})
-            (made / _PAGES_FILE).write_text(text, encoding="utf-8")
-            made.chmod(0o755)
-            if target.exists():
-                shutil.rmtree(target)
-            made.rename(target)
-        except BaseException:
-            shutil.rmtree(made, ignore_errors=True)
-            raise
+        write_index(Path(folder), self._write)
+
+    def _write(self, folder: Path) -> None:
+        self._index.save(str(folder))
+        pages = [[hit.url, hit.title, hit.snippet] for hit in self._hits]
+        text = json.dumps({"format": _FORMAT, "pages": pages, "owners": self._owners})
+        (folder / _PAGES_FILE).write_text(text, encoding="utf-8")
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> LocalIndexSearch:
@@ -113,23 +106,25 @@ class LocalIndexSearch:
             IndexFormatError: there is none, or it is damaged or of another version.
             MissingExtraError: bm25s is not installed.
         """
-        bm25s = _import_bm25s()
-        index = cls.__new__(cls)
+        _import_bm25s()
         try:
-            content = json.loads((Path(folder) / _PAGES_FILE).read_text(encoding="utf-8"))
-            if content["format"] != _FORMAT:
-                raise IndexFormatError(
-                    f"{folder} is an index of format {content['format']}, not {_FORMAT}: build it anew"
-                )
-            index._hits = tuple(SearchHit(*map(str, page)) for page in content["pages"])
-            index._owners = tuple(map(int, content["owners"]))
-            index._index = bm25s.BM25.load(str(folder), load_corpus=False)
-            num_indexed = int(index._index.scores["num_docs"])
+            return read_index(Path(folder), cls._read)
         except IndexFormatError:
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise IndexFormatError(f"{folder} holds no readable index of pages: {reason:.200}") from error
+
+    @classmethod
+    def _read(cls, folder: Path) -> LocalIndexSearch:
+        index = cls.__new__(cls)
+        content = json.loads((folder / _PAGES_FILE).read_text(encoding="utf-8"))
+        if content["format"] != _FORMAT:
+            raise IndexFormatError(f"{folder} is an index of format {content['format']}, not {_FORMAT}: build it anew")
+        index._hits = tuple(SearchHit(*map(str, page)) for page in content["pages"])
+        index._owners = tuple(map(int, content["owners"]))
+        index._index = _import_bm25s().BM25.load(str(folder), load_corpus=False)
+        num_indexed = int(index._index.scores["num_docs"])
         if num_indexed != len(index._owners) or not set(range(len(index._hits))).issuperset(index._owners):
             raise IndexFormatError(f"{folder} is damaged: its files do not fit together; build it anew")
         return index
@@ -152,6 +147,10 @@ def _as_page(page: Any) -> KnownPage:
     fields = (page.url, page.title, page.text) if isinstance(page, KnownPage) else page
     if not isinstance(fields, (tuple, list)) or len(fields) != 3 or not all(isinstance(part, str) for part in fields):
         raise ConfigurationError(f"pages holds {page!r:.120}: give (url, title, text), all text")
+    try:
+        urlsplit(fields[0])
+    except ValueError as error:
+        raise ConfigurationError(f"pages holds the URL {fields[0]!r:.120}, which is malformed: {error}") from None
     return KnownPage(*fields)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError, RetrievalError
 from stream2llm_sdk.retrievers.search.provider import SearchHit, SearchProvider, StreamingSearchProvider
+from stream2llm_sdk.retrievers.web.option_checks import check_seconds
 
 __all__ = ["SearchAll"]
 
@@ -20,7 +21,8 @@ class SearchAll:
     """Asks several providers at once and gives their hits as they come, each URL once.
 
     Every provider has an equal share of the `k` hits, which nobody else can take before it has answered, so a quick
-    provider does not crowd out a slow one. A provider that fails is logged and missed; if all fail, so does the search.
+    provider does not crowd out a slow one. A provider that fails is logged and missed; if all
+    fail and there is no hit, so does the search.
 
     Args:
         providers: at least one.
@@ -31,21 +33,23 @@ class SearchAll:
     """
 
     def __init__(self, providers: Iterable[SearchProvider], *, timeout_s: float | None = None) -> None:
+        if isinstance(providers, (str, SearchProvider)) or not isinstance(providers, Iterable):
+            raise ConfigurationError(f"providers={providers!r:.80}: give a list of search providers")
         self._providers = tuple(providers)
         if not self._providers:
             raise ConfigurationError("providers is empty: give at least one search provider")
         for provider in self._providers:
             if not isinstance(provider, SearchProvider):
                 raise ConfigurationError(f"{provider!r:.80} cannot search: it needs `async search(query, k)`")
-        if timeout_s is not None and not timeout_s > 0:
-            raise ConfigurationError(f"timeout_s={timeout_s!r}: give a positive number of seconds, or None")
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s)
         self._timeout_s = timeout_s
 
     async def search(self, query: str, k: int) -> list[SearchHit]:
         """At most `k` hits in the order of their coming.
 
         Raises:
-            RetrievalError: every provider failed.
+            RetrievalError: every provider failed, and none gave a hit.
         """
         async with aclosing(self.stream(query, k)) as hits:
             return [hit async for hit in hits]
@@ -54,15 +58,16 @@ class SearchAll:
         """At most `k` hits as they come.
 
         Raises:
-            RetrievalError: every provider failed.
+            RetrievalError: every provider failed, and none gave a hit.
         """
-        found: asyncio.Queue[tuple[int, SearchHit | Exception | None]] = asyncio.Queue()
+        found: asyncio.Queue[tuple[int, SearchHit | BaseException | None]] = asyncio.Queue()
         tasks = [
             asyncio.create_task(self._ask(number, query, k, found), name=f"search {number}")
             for number in range(len(self._providers))
         ]
         shares = _Shares(k, len(tasks))
         failures: list[str] = []
+        has_hits = False
         try:
             while shares.is_open:
                 number, item = await found.get()
@@ -73,38 +78,58 @@ class SearchAll:
                     if item is not None:
                         failures.append(self._report(number, item))
                 for hit in shares.take():
+                    has_hits = True
                     yield hit
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if len(failures) == len(self._providers):
+        if len(failures) == len(self._providers) and not has_hits:
             raise RetrievalError(f"every search failed: {'; '.join(failures)}")
 
     async def _ask(self, number: int, query: str, k: int, found: asyncio.Queue[Any]) -> None:
-        """Ends with None, or with what went wrong."""
-        provider = self._providers[number]
-        end: Exception | None = None
+        """Ends with None, or with what went wrong; whatever it is, who waits for the end gets it."""
+        bad: list[Any] = []
+        end: BaseException | None = None
         try:
-            async with asyncio.timeout(self._timeout_s):
-                if isinstance(provider, StreamingSearchProvider):
-                    async with aclosing(provider.stream(query, k)) as hits:  # type: ignore[type-var]
-                        async for hit in hits:
-                            found.put_nowait((number, hit))
-                else:
-                    for hit in await provider.search(query, k):
+            async with (
+                asyncio.timeout(self._timeout_s) as limit,
+                aclosing(_hits(self._providers[number], query, k)) as hits,
+            ):
+                async for hit in hits:
+                    if isinstance(hit, SearchHit) and isinstance(hit.url, str):
                         found.put_nowait((number, hit))
-        except TimeoutError:
-            end = RetrievalError(f"no answer within timeout_s={self._timeout_s}")
-        except Exception as error:
-            end = error
+                    else:
+                        bad.append(hit)
+            if bad:
+                end = RetrievalError(f"{len(bad)} of its results are no SearchHit with a URL, such as {bad[0]!r:.80}")
+        except (KeyboardInterrupt, SystemExit) as error:
+            found.put_nowait((number, error))
+            raise
+        except BaseException as error:  # an extension module's panic is no Exception
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+                raise
+            is_late = isinstance(error, TimeoutError) and limit.expired()
+            end = RetrievalError(f"no answer within timeout_s={self._timeout_s}") if is_late else error
         found.put_nowait((number, end))
 
-    def _report(self, number: int, error: Exception) -> str:
+    def _report(self, number: int, error: BaseException) -> str:
         name = type(self._providers[number]).__name__
         reason = str(error) if isinstance(error, RetrievalError) else f"{type(error).__name__}: {error}"
         _logger.warning("%s failed and is missed: %s", name, reason)
         return f"{name}: {reason}"
+
+
+async def _hits(provider: SearchProvider, query: str, k: int) -> AsyncGenerator[Any, None]:
+    """What a provider finds, as it comes if it can stream."""
+    if isinstance(provider, StreamingSearchProvider):
+        async with aclosing(provider.stream(query, k)) as hits:  # type: ignore[type-var]
+            async for hit in hits:
+                yield hit
+    else:
+        for hit in await provider.search(query, k):
+            yield hit
 
 
 class _Shares:

@@ -48,12 +48,16 @@ class FixedSeeds:
     def __init__(self, urls: Iterable[str]) -> None:
         if isinstance(urls, str):
             raise ConfigurationError(f"urls={urls!r}: give a list of URLs, such as [{urls!r}]")
+        given: object = urls
+        if isinstance(given, bytes) or not isinstance(given, Iterable):
+            raise ConfigurationError(f"urls={given!r:.80}: give a list of URLs")
+        urls = list(urls)
+        for url in urls:
+            if not isinstance(url, str) or not url.strip():
+                raise ConfigurationError(f"urls holds {url!r:.80}, which is not a URL")
         self.urls = tuple(dict.fromkeys(urls))
         if not self.urls:
             raise ConfigurationError("urls is empty: give at least one URL")
-        for url in self.urls:
-            if not isinstance(url, str) or not url.strip():
-                raise ConfigurationError(f"urls holds {url!r:.80}, which is not a URL")
 
     async def search(self, query: str, k: int) -> list[SearchHit]:
         return [SearchHit(url) for url in self.urls[:k]]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stream2llm_sdk.errors import ConfigurationError, RetrievalError
 from stream2llm_sdk.retrievers.search.provider import SearchHit
+from stream2llm_sdk.retrievers.web.option_checks import check_seconds
 from stream2llm_sdk.retrievers.web.politeness import parse_retry_after
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ class SearchService:
     ) -> None:
         if not isinstance(base_url, str) or not base_url.startswith(("http://", "https://")):
             raise ConfigurationError(f"base_url={base_url!r}: give an http(s) URL, such as http://127.0.0.1:8888")
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
-            raise ConfigurationError(f"timeout_s={timeout_s!r}: give a positive number of seconds")
+        check_seconds("timeout_s", timeout_s)
         self.endpoint = base_url.rstrip("/") + path
         self._timeout_s = timeout_s
         self._headers = dict(headers or {})

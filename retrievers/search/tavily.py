@@ -49,6 +49,8 @@ class TavilySearch:
         base_url: str = "https://api.tavily.com",
         timeout_s: float = 10.0,
     ) -> None:
+        if api_key is not None and not isinstance(api_key, str):
+            raise ConfigurationError(f"api_key is a {type(api_key).__name__}: give the key as text")
         key = (api_key if api_key is not None else os.environ.get("TAVILY_API_KEY", "")).strip()
         if not key:
             raise ConfigurationError("Tavily needs a key: give api_key=, or set TAVILY_API_KEY in the environment")
@@ -68,8 +70,8 @@ class TavilySearch:
         )
         self._body: dict[str, Any] = {"search_depth": depth, "topic": topic}
         for name, domains in (("include_domains", include_domains), ("exclude_domains", exclude_domains)):
-            if isinstance(domains, str):
-                raise ConfigurationError(f"{name}={domains!r}: give a list, such as [{domains!r}]")
+            if isinstance(domains, (str, bytes)) or not isinstance(domains, Iterable):
+                raise ConfigurationError(f"{name}={domains!r}: give a list, such as ['docs.python.org']")
             if listed := list(domains):
                 self._body[name] = listed
 

@@ -76,8 +76,8 @@ class AddressGuard:
     """
 
     def __init__(self, allow_networks: Iterable[str] = (), *, lookup: HostLookup = system_lookup) -> None:
-        if isinstance(allow_networks, str):
-            raise ConfigurationError(f"allow_networks={allow_networks!r}: give a list, such as ['127.0.0.0/8']")
+        if isinstance(allow_networks, (str, bytes)) or not isinstance(allow_networks, Iterable):
+            raise ConfigurationError(f"allow_networks={allow_networks!r:.80}: give a list, such as ['127.0.0.0/8']")
         self._allowed = tuple(_parse_network(entry) for entry in allow_networks)
         self._lookup = lookup
 
@@ -170,6 +170,8 @@ class AddressGuard:
 
 def _parse_network(entry: str) -> IPv4Network | IPv6Network:
     try:
+        if not isinstance(entry, (str, IPv4Network, IPv6Network)):  # a number would be taken for an address
+            raise ValueError("not given as text")
         return ip_network(entry)
     except ValueError as error:
         raise ConfigurationError(

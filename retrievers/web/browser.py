@@ -29,6 +29,7 @@ Result = TypeVar("Result")
 
 _ATTEMPTS = 2
 _CLOSE_TIMEOUT_S = 3.0
+_ERROR_PAGE = "chrome-error:"  # what Chromium shows in place of a page that it cannot load
 _NOT_LOADED = ("image", "media", "font", "websocket", "eventsource", "manifest", "texttrack", "ping")
 _PAGE_TYPES = ("", "text/html", "application/xhtml+xml", "text/plain")
 _HTML_OF_PAGE = """
@@ -171,6 +172,8 @@ class Browser:
                 if "Download is starting" in error.message:
                     raise DownloadError("it is a file that a browser would save") from error
                 _raise_refusal(lease, hosts)
+                if "context was destroyed" in error.message:
+                    raise FetchError("its scripts went on to another page while it was read") from error
                 raise FetchError(_one_line(error)) from error
 
     async def _load(
@@ -178,9 +181,14 @@ class Browser:
     ) -> FetchedPage:
         """The page at `url`. Adds the hosts to which it leads to `hosts`."""
 
+        latest = url
+
         def note(request: Request) -> None:
+            nonlocal latest
             if request.is_navigation_request():
                 hosts.add(urlsplit(request.url).hostname)
+                if request.frame is page.main_frame:
+                    latest = request.url
 
         page = await context.new_page()
         page.on("request", note)
@@ -193,6 +201,9 @@ class Browser:
         if kind not in _PAGE_TYPES:  # shown by a viewer of the browser's own
             raise DownloadError(f"content type {kind!r:.80} is not a page")
         await self._settle(page)
+        if page.url.startswith(_ERROR_PAGE):
+            self._guard.check_url(latest)  # says why, if it is not the proxy that has refused it
+            raise FetchError(f"a script led to {latest!r:.200}, which cannot be loaded")
         self._guard.check_url(page.url)  # scripts may have gone elsewhere
         html = await page.evaluate(_HTML_OF_PAGE, max_page_bytes)
         if not isinstance(html, str) or len(html) > max_page_bytes:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
 
 from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.retrievers.web.option_checks import check_instance, check_seconds
 
 __all__ = ["BrowserOptions"]
 
@@ -56,10 +56,13 @@ class BrowserOptions:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigurationError(f"{name}={value!r}: give a whole number of at least 1")
         for name in ("settle_s", "start_timeout_s"):
-            value = getattr(self, name)
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not is_number or not math.isfinite(value) or value <= 0:
-                raise ConfigurationError(f"{name}={value!r}: give a positive number of seconds")
+            check_seconds(name, getattr(self, name))
+        check_instance("executable_path", self.executable_path, (str, os.PathLike), "the path of a program")
+        check_instance("channel", self.channel, str, "a browser's name, such as 'chrome'")
+        check_instance("cdp_url", self.cdp_url, str, "an address such as http://127.0.0.1:9222")
+        check_instance("sandbox", self.sandbox, bool, "True, False or None")
+        if not isinstance(self.proxy_host, str) or not self.proxy_host:
+            raise ConfigurationError(f"proxy_host={self.proxy_host!r:.80}: give an address such as '127.0.0.1'")
         if self.executable_path is not None and not os.access(self.executable_path, os.X_OK):
             raise ConfigurationError(
                 f"executable_path={os.fspath(self.executable_path)!r} is no program that can be run"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from stream2llm_sdk.errors import FetchError, RetrievalError
+from stream2llm_sdk.errors import ConfigurationError, FetchError, RetrievalError
 from stream2llm_sdk.retrievers.web.convert_process import FRAME_HEAD, JOB, JOB_WITH_LANGUAGES, pack_frame
 from stream2llm_sdk.retrievers.web.page import ConvertedPage, ExtractionOptions
 
@@ -119,10 +119,13 @@ class ConverterPool:
     takes about a second.
 
     Raises:
+        ConfigurationError: `num_workers` is not a positive number.
         OSError: the process cannot be started.
     """
 
     def __init__(self, num_workers: int) -> None:
+        if not isinstance(num_workers, int) or isinstance(num_workers, bool) or num_workers < 1:
+            raise ConfigurationError(f"num_workers={num_workers!r:.80}: give a whole number of at least 1")
         self._permits = asyncio.Semaphore(num_workers)
         self._hash_seed = secrets.randbelow(2**32)  # hashes of texts are compared, whichever server's job made them
         self._server = _ForkServer(self._hash_seed)

@@ -103,7 +103,12 @@ class Crawl:
                         break
         except RetrievalError as error:
             self._search_error = error
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # an extension module's panic is no Exception
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+                raise
             message = f"the search failed: {type(error).__name__}: {error}"
             if total.expired():
                 message = f"the search took longer than total_timeout_s={self._limits.total_timeout_s}"

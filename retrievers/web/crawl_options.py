@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.retrievers.web.option_checks import check_seconds
 from stream2llm_sdk.retrievers.web.politeness import Politeness
 
 __all__ = ["CrawlLimits", "FetchMode", "PolitenessOptions", "check_fetch_mode"]
@@ -17,7 +17,7 @@ FetchMode = Literal["http", "browser", "auto"]
 
 def check_fetch_mode(fetch: str) -> None:
     """Raises ConfigurationError unless `fetch` is a `FetchMode`."""
-    if fetch not in get_args(FetchMode):
+    if not isinstance(fetch, str) or fetch not in get_args(FetchMode):
         raise ConfigurationError(f"fetch={fetch!r}: choose one of {', '.join(map(repr, get_args(FetchMode)))}")
 
 
@@ -44,10 +44,7 @@ class CrawlLimits:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigurationError(f"{name}={value!r}: give a whole number of at least 1")
         for name in ("page_timeout_s", "total_timeout_s"):
-            value = getattr(self, name)
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not is_number or not math.isfinite(value) or value <= 0:
-                raise ConfigurationError(f"{name}={value!r}: give a positive number of seconds")
+            check_seconds(name, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

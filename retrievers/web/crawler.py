@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import warnings
+import weakref
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from stream2llm_sdk.context import Append, ContextMode, ContextUpdate, SourceFailure
-from stream2llm_sdk.errors import ConfigurationError, MissingExtraError
+from stream2llm_sdk.errors import ConfigurationError, MissingExtraError, RetrievalError
 from stream2llm_sdk.retrievers.search.provider import FixedSeeds, SearchProvider
 from stream2llm_sdk.retrievers.web.address_guard import AddressGuard, HostLookup, system_lookup
 from stream2llm_sdk.retrievers.web.browser import Browser
@@ -23,9 +24,11 @@ from stream2llm_sdk.retrievers.web.crawl4ai_fetch import Crawl4AIFetch, Crawl4AI
 from stream2llm_sdk.retrievers.web.crawl_options import CrawlLimits, FetchMode, PolitenessOptions, check_fetch_mode
 from stream2llm_sdk.retrievers.web.duplicates import SeenTexts
 from stream2llm_sdk.retrievers.web.frontier import Frontier, LinkOptions
+from stream2llm_sdk.retrievers.web.option_checks import check_instance
 from stream2llm_sdk.retrievers.web.page import ExtractionOptions
 from stream2llm_sdk.retrievers.web.page_reader import PageReader
 from stream2llm_sdk.retrievers.web.politeness import DEFAULT_USER_AGENT, Politeness
+from stream2llm_sdk.tasks import cancel_and_wait, ended
 
 if TYPE_CHECKING:
     from stream2llm_sdk.retrievers.web.fetch import PageFetcher
@@ -54,23 +57,27 @@ class _Shared:
         return self.owns_pool or (self.browser is not None and self.browser.process is not None)
 
     def kill(self) -> None:
-        if self.browser is not None:
-            self.browser.kill()
         if self.owns_pool:
             self.pool.kill()
+        if self.browser is not None:
+            self.browser.kill()
 
     async def aclose(self) -> None:
-        if self.browser is not None:
-            await self.browser.aclose()
-        if self.owns_pool:
-            await self.pool.aclose()
+        try:
+            if self.browser is not None:
+                await self.browser.aclose()
+            if self.owns_pool:
+                await self.pool.aclose()
+        except BaseException:  # also the end of the event loop
+            self.kill()
+            raise
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
     """The last item of a stream's queue."""
 
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 class CrawlerRetriever:
@@ -153,9 +160,13 @@ class CrawlerRetriever:
         lookup: HostLookup = system_lookup,
     ) -> None:
         self._shared: _Shared | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._finalizer: weakref.finalize[Any, Any]  # of `_shared`
+        _check_kinds(links, extraction, browser, politeness, cache, converters)
         self._search = _search_provider(urls, search)
         seeds = self._search.urls if isinstance(self._search, FixedSeeds) else None
-        self._links = links or LinkOptions(max_depth=_DEFAULT_DEPTH if seeds is None else 0)
+        default_depth = _DEFAULT_DEPTH if seeds is None else 0
+        self._links = LinkOptions(max_depth=default_depth) if links is None else links
         if max_pages is None:
             max_pages = _default_max_pages(seeds, self._links)
         self._limits = CrawlLimits(
@@ -182,8 +193,9 @@ class CrawlerRetriever:
         self._cache = cache
         self._converters = converters
         self._guard = AddressGuard(allow_networks, lookup=lookup)
-        if not user_agent or not user_agent.isascii() or not user_agent.isprintable():
-            raise ConfigurationError(f"user_agent={user_agent!r}: give one line of printable ASCII")
+        is_text = isinstance(user_agent, str) and bool(user_agent.strip())
+        if not is_text or not user_agent.isascii() or not user_agent.isprintable():
+            raise ConfigurationError(f"user_agent={user_agent!r:.200}: give one line of printable ASCII")
         self._user_agent = user_agent
         if importlib.util.find_spec("trafilatura") is None:
             raise MissingExtraError("trafilatura", "crawler")
@@ -221,13 +233,20 @@ class CrawlerRetriever:
             if item.error is not None:
                 raise item.error
         finally:
-            await _cancel_and_wait(producer)
+            await cancel_and_wait(producer)
 
     async def aclose(self) -> None:
-        """Ends the converter processes and the browser. Streams that still run get failures."""
+        """Ends the converter processes and the browser. Streams that still run get failures.
+
+        If it is cancelled meanwhile, that is raised when everything has ended.
+        """
         shared, self._shared = self._shared, None
         if shared is not None:
-            await shared.aclose()
+            self._closing = asyncio.create_task(_close(shared, self._finalizer), name="close the crawler")
+        closing = self._closing
+        if closing is not None and closing.get_loop() is asyncio.get_running_loop():
+            await ended(closing)
+            closing.result()
 
     async def __aenter__(self) -> CrawlerRetriever:
         return self
@@ -237,22 +256,16 @@ class CrawlerRetriever:
     ) -> None:
         await self.aclose()
 
-    def __del__(self) -> None:
-        shared = getattr(self, "_shared", None)
-        if shared is not None and shared.holds_processes:
-            message = "a CrawlerRetriever was never closed; use `async with`"
-            warnings.warn(message, ResourceWarning, stacklevel=1, source=self)
-            shared.kill()
-
     def _open(self) -> _Shared:
         loop = asyncio.get_running_loop()
         if self._shared is not None and self._shared.loop is not loop:
             if not self._shared.loop.is_closed():
                 raise ConfigurationError("this CrawlerRetriever serves another event loop; make one for each loop")
+            self._finalizer.detach()
             self._shared.kill()
             self._shared = None
         if self._shared is None:
-            pool = self._converters or ConverterPool(self._limits.num_workers)
+            pool = ConverterPool(self._limits.num_workers) if self._converters is None else self._converters
             permits = asyncio.Semaphore(self._limits.concurrency)
             politeness = self._politeness.start(self._user_agent)
             browser: Browser | Crawl4AIPages | None = None
@@ -261,6 +274,8 @@ class CrawlerRetriever:
             elif self._fetch != "http":
                 browser = Browser(self._browser, self._guard, user_agent=self._user_agent)
             self._shared = _Shared(loop, pool, permits, politeness, browser, owns_pool=self._converters is None)
+            # Not `__del__`, which may run when the interpreter can import nothing more.
+            self._finalizer = weakref.finalize(self, _end_forgotten, self._shared)
         return self._shared
 
     async def _produce(self, query: str, items: asyncio.Queue[Append | SourceFailure | _End]) -> None:
@@ -268,7 +283,11 @@ class CrawlerRetriever:
         try:
             await self._crawl(query, items)
             end = _End()
-        except Exception as error:
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            end = _End(RetrievalError(f"the crawl was cancelled from within: {error!r:.200}"))
+        except BaseException as error:  # whatever it is, the consumer waits for the end
             end = _End(error)
         await items.put(end)
 
@@ -319,6 +338,31 @@ def _import_libraries() -> type[PageFetcher]:
     return PageFetcher
 
 
+async def _close(shared: _Shared, finalizer: weakref.finalize[Any, Any]) -> None:
+    await shared.aclose()
+    finalizer.detach()
+
+
+def _end_forgotten(shared: _Shared) -> None:
+    """What is left to do for a retriever that nobody has closed, when it goes or the interpreter ends."""
+    if shared.holds_processes:
+        try:
+            warnings.warn("a CrawlerRetriever was never closed; use `async with`", ResourceWarning, stacklevel=1)
+        finally:
+            shared.kill()
+
+
+def _check_kinds(links: Any, extraction: Any, browser: Any, politeness: Any, cache: Any, converters: Any) -> None:
+    from stream2llm_sdk.retrievers.web.http_cache import HTTPCache
+
+    check_instance("links", links, LinkOptions, "LinkOptions(), or None for the default")
+    check_instance("extraction", extraction, ExtractionOptions, "ExtractionOptions(), or None for the default")
+    check_instance("browser", browser, BrowserOptions, "BrowserOptions(), or None for the default")
+    check_instance("politeness", politeness, PolitenessOptions, "PolitenessOptions(), or None for the default")
+    check_instance("cache", cache, HTTPCache, "an HTTPCache, or None for none")
+    check_instance("converters", converters, ConverterPool, "a ConverterPool, or None for an own one")
+
+
 def _default_max_pages(seeds: Sequence[str] | None, links: LinkOptions) -> int:
     if seeds is None:
         return _DEFAULT_PAGES
@@ -356,16 +400,3 @@ def _check_form(url: str) -> None:
         )
     else:
         raise ConfigurationError(f"urls holds {url!r:.200}, which has no scheme: write https:// or http:// before it")
-
-
-async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
-    """Returns when `task` is over, also if the caller is cancelled meanwhile."""
-    task.cancel()
-    interruption: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            interruption = error
-    if interruption is not None:
-        raise interruption

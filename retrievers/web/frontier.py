@@ -27,6 +27,7 @@ _K1, _B = 1.2, 0.75
 _TEXT_WEIGHT, _URL_WEIGHT, _CONTEXT_WEIGHT = 3.0, 2.0, 1.0
 _INHERITED = 0.3
 _OUTSIDE_MAIN = 0.5
+_LEAST_WEIGHT = 0.25  # of the rarest word's; without it a word that all links share would count nothing
 _MAX_PENDING = 2_000
 _MAX_URL_CHARACTERS = 2_000
 _READABLE = ("text/html", "application/xhtml+xml", "text/plain", "text/markdown", "application/pdf")
@@ -55,7 +56,7 @@ class LinkOptions:
     max_depth: int = 2
     scope: LinkScope = "any"
     max_pages_per_host: int | None = 5
-    min_relevance: float = 0.01
+    min_relevance: float = 0.001
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_depth, int) or isinstance(self.max_depth, bool) or self.max_depth < 0:
@@ -238,7 +239,9 @@ class Frontier:
 
     def _weights(self) -> npt.NDArray[np.float64]:
         others = self._num_documents - self._documents_with
-        return np.log1p((others + 0.5) / (self._documents_with + 0.5))
+        weights: npt.NDArray[np.float64] = np.log1p((others + 0.5) / (self._documents_with + 0.5))
+        least: float = _LEAST_WEIGHT * weights.max(initial=0.0)
+        return weights.clip(least)
 
     def _remove(self, row: int) -> None:
         last = len(self._links) - 1

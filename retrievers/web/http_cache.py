@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from stream2llm_sdk.errors import ConfigurationError, MissingExtraError
+from stream2llm_sdk.retrievers.web.option_checks import check_instance
 
 if TYPE_CHECKING:
     import hishel
@@ -83,6 +84,7 @@ class HTTPCache:
         max_bytes: int = 500_000_000,
         max_entry_bytes: int = 20_000_000,
     ) -> None:
+        check_instance("directory", directory, (str, os.PathLike), "the path of a folder")
         for name, value in (("max_bytes", max_bytes), ("max_entry_bytes", max_entry_bytes)):
             if not isinstance(value, int) or isinstance(value, bool) or value < _MIN_BYTES:
                 raise ConfigurationError(f"{name}={value!r}: give a whole number of bytes of at least {_MIN_BYTES:,}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -89,7 +89,7 @@ class ExtractionOptions:
         if not _is_whole(self.max_pdf_pages, 1):
             raise ConfigurationError(f"max_pdf_pages={self.max_pdf_pages!r}: give a whole number of at least 1")
         languages: object = self.languages
-        if isinstance(languages, str):
+        if isinstance(languages, (str, bytes)) or not isinstance(languages, Iterable):
             raise ConfigurationError(f"languages={self.languages!r}: give a list of codes, such as ('en',)")
         object.__setattr__(self, "languages", tuple(self.languages))
         for code in self.languages:

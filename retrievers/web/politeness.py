@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import urlsplit
 
 from stream2llm_sdk.errors import ConfigurationError, FetchError, RobotsDisallowedError
+from stream2llm_sdk.retrievers.web.option_checks import check_seconds
 from stream2llm_sdk.retrievers.web.robots import RobotsFetcher, RobotsRules, parse_robots, robots_token
 
 __all__ = ["DEFAULT_USER_AGENT", "Politeness", "parse_retry_after"]
@@ -88,11 +89,11 @@ class Politeness:
         times = {"per_host_interval_s": per_host_interval_s, "max_wait_s": max_wait_s}
         times |= {"robots_ttl_s": robots_ttl_s, "robots_retry_s": robots_retry_s}
         for name, seconds in times.items():
-            is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-            if not is_number or not math.isfinite(seconds) or seconds < 0:
-                raise ConfigurationError(f"{name}={seconds!r}: give a number of seconds, 0 or more")
-        if not user_agent.strip():
-            raise ConfigurationError(f"user_agent={user_agent!r}: say who fetches, such as 'my-crawler/1.0'")
+            check_seconds(name, seconds, may_be_zero=True)
+        if not isinstance(respect_robots, bool):
+            raise ConfigurationError(f"respect_robots={respect_robots!r:.80}: give True or False")
+        if not isinstance(user_agent, str) or not user_agent.strip():
+            raise ConfigurationError(f"user_agent={user_agent!r:.200}: say who fetches, such as 'my-crawler/1.0'")
         self.respect_robots = respect_robots
         self._token = robots_token(user_agent)
         self._per_host_concurrency = per_host_concurrency

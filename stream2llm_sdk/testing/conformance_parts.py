@@ -70,8 +70,8 @@ class ConformanceParts:
         retriever = self.retriever
         if not isinstance(retriever, Retriever):
             raise Broken(
-                "it is no retriever: that is an object with a `mode` and a method `stream(query)`; `as_retriever` makes "
-                "one of a generator function"
+                "it is no retriever: that is an object with a `mode` and a method `stream(query)`; `as_retriever` "
+                "makes one of a generator function"
             )
         if retriever.mode not in list(ContextMode):
             raise Broken(f"its mode is {retriever.mode!r}: it must be 'append' or 'update'")

@@ -343,6 +343,39 @@ def test_browser_options_without_a_browser_are_refused() -> None:
 
 
 @needs_chromium
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("http://169.254.169.254/latest/", r"169\.254\.169\.254 is not public"),
+        ("http://10.0.0.1/", r"10\.0\.0\.1 is not public"),
+        ("http://127.0.0.1:22/", "port 22 is not one"),
+    ],
+)
+async def test_script_that_leads_to_a_forbidden_address_is_reported_as_that(
+    web: WebServer, browser: Browser, target: str, reason: str
+) -> None:
+    with pytest.raises(AddressNotAllowedError, match=reason):
+        await fetch(browser, web.add("/redir", scripted(f"location = {target!r}")))
+
+
+@needs_chromium
+async def test_cancelled_aclose_of_a_retriever_ends_the_browser(web: WebServer) -> None:
+    url = web.add("/page", scripted("", f"<p>{ABOUT}</p>"))
+    retriever = CrawlerRetriever([url], fetch="browser", allow_networks=["127.0.0.0/8"])
+    assert [item async for item in retriever.stream("task group")]
+    processes = family(retriever._shared.browser)  # type: ignore[union-attr,arg-type]
+    closing = asyncio.create_task(retriever.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    again = asyncio.create_task(retriever.aclose())  # waits for the same end
+    await asyncio.wait({closing, again})
+    assert closing.cancelled()
+    assert again.exception() is None
+    assert len(processes) > 1
+    await until(lambda: not any(is_running(process.pid) for process in processes))
+
+
+@needs_chromium
 async def test_browser_that_does_not_start_is_a_clear_error(web: WebServer) -> None:
     browser = Browser(BrowserOptions(executable_path="/bin/false"), AddressGuard(), user_agent="test")
     with pytest.raises(RetrievalError, match="cannot be started"):

@@ -8,6 +8,8 @@ import gzip
 import re
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,12 +23,19 @@ from stream2llm_sdk.context import Append, ContextMode, Retriever, SourceFailure
 from stream2llm_sdk.errors import AddressNotAllowedError, ConfigurationError, RetrievalError
 from stream2llm_sdk.retrievers.search.provider import SearchHit
 from stream2llm_sdk.retrievers.web.address_guard import AddressGuard
+from stream2llm_sdk.retrievers.web.browser_options import BrowserOptions
 from stream2llm_sdk.retrievers.web.convert_pool import ConverterPool
+from stream2llm_sdk.retrievers.web.crawl_options import PolitenessOptions
 from stream2llm_sdk.retrievers.web.crawler import CrawlerRetriever
+from stream2llm_sdk.retrievers.web.http_cache import HTTPCache
 from stream2llm_sdk.retrievers.web.page import ExtractionOptions
 
 MakeCrawler = Callable[..., CrawlerRetriever]
 FORBIDDEN = "http://10.0.0.1/"
+
+
+class Panic(BaseException):
+    """As extension modules in Rust raise it: no `Exception`."""
 
 
 async def collect(retriever: CrawlerRetriever) -> tuple[list[Any], dict[str, str]]:
@@ -266,6 +275,8 @@ async def test_if_all_pages_fail_the_reasons_are_in_the_error(web: WebServer, cr
         (["http://example.com/"], "not a SearchHit"),
         (RuntimeError("no quota left"), "the search failed: RuntimeError: no quota left"),
         (RetrievalError("said it well"), "^said it well$"),
+        (Panic("index out of range"), "the search failed: Panic: index out of range"),
+        (asyncio.CancelledError("by a library"), "the search failed: CancelledError: by a library"),
         (None, "longer than total_timeout_s=0.2"),
     ],
 )
@@ -274,7 +285,7 @@ async def test_search_failure_ends_the_stream(crawler: MakeCrawler, outcome: Any
         async def search(self, query: str, k: int) -> list[SearchHit]:
             if outcome is None:
                 await asyncio.Event().wait()
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, BaseException):
                 raise outcome
             return list(outcome)
 
@@ -451,6 +462,42 @@ async def test_forgotten_retriever_warns_and_ends_its_processes() -> None:
     assert not Path(f"/proc/{process}").exists()
 
 
+def test_retriever_that_lives_until_the_interpreter_ends_leaves_nothing() -> None:
+    script = """
+import asyncio
+from stream2llm_sdk.retrievers.web.crawler import CrawlerRetriever
+retriever = CrawlerRetriever(["http://10.0.0.1/"])
+retriever.itself = retriever
+asyncio.run(retriever.warm_up())
+print(retriever._shared.pool.server_process_id)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert run.stderr == ""
+    assert not Path(f"/proc/{int(run.stdout)}").exists()
+
+
+async def test_what_the_crawl_raises_ends_the_stream(web: WebServer, crawler: MakeCrawler) -> None:
+    async def lookup(host: str, port: int) -> Sequence[str]:
+        raise Panic("lookup")
+
+    with pytest.raises(BaseException, match=r"lookup|unhandled errors") as raised:
+        await asyncio.wait_for(collect(crawler("http://host.example/", lookup=lookup)), 20)
+    assert not isinstance(raised.value, TimeoutError)
+
+
+async def test_cancelled_aclose_ends_everything_first() -> None:
+    retriever = CrawlerRetriever([FORBIDDEN])
+    await retriever.warm_up()
+    process = retriever._shared.pool.server_process_id
+    closing = asyncio.create_task(retriever.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing})
+    assert closing.cancelled()
+    assert not Path(f"/proc/{process}").exists()
+    await retriever.aclose()
+
+
 async def test_closing_a_retriever_leaves_a_lent_pool_open(crawler: MakeCrawler, converters: ConverterPool) -> None:
     async with crawler(FORBIDDEN) as retriever:
         await retriever.warm_up()
@@ -514,10 +561,47 @@ def test_retriever_moves_on_when_its_event_loop_is_gone() -> None:
         ({"total_timeout_s": "30"}, "total_timeout_s='30'"),
         ({"allow_networks": ["localhost"]}, "allow_networks: 'localhost'"),
         ({"user_agent": "a\r\nb"}, "user_agent="),
+        ({"user_agent": 5}, "user_agent=5"),
+        ({"urls": 5}, "urls=5"),
+        ({"urls": [5, []]}, "urls holds 5"),
+        ({"urls": [[]]}, r"urls holds \[\]"),
+        ({"allow_networks": None}, "allow_networks=None"),
+        ({"allow_networks": b"127.0.0.0/8"}, "allow_networks=b'127"),
+        ({"allow_networks": [5]}, "allow_networks: 5"),
+        ({"total_timeout_s": 10**400}, "total_timeout_s=1000"),
+        ({"fetch": []}, r"fetch=\[\]"),
+        *(
+            ({name: value}, rf"{name}={re.escape(repr(value))}: give")
+            for name in ("links", "extraction", "politeness", "browser", "cache", "converters")
+            for value in ("x", 5, 0, "", [])
+        ),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    if "browser" in options:
+        options = {"fetch": "browser", **options}
     if options and not {"urls", "search"} & set(options):
         options = {"urls": ["http://example.com/"], **options}
     with pytest.raises(ConfigurationError, match=message):
         CrawlerRetriever(**options)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ConverterPool(0), "num_workers=0"),
+        (lambda: ConverterPool("2"), "num_workers='2'"),  # type: ignore[arg-type]
+        (lambda: ExtractionOptions(languages=None), "languages=None"),  # type: ignore[arg-type]
+        (lambda: BrowserOptions(executable_path=5), "executable_path=5"),  # type: ignore[arg-type]
+        (lambda: BrowserOptions(cdp_url=5), "cdp_url=5"),  # type: ignore[arg-type]
+        (lambda: BrowserOptions(channel=5), "channel=5"),  # type: ignore[arg-type]
+        (lambda: BrowserOptions(settle_s=10**400), "settle_s=1000"),
+        (lambda: BrowserOptions(settle_s=float("nan")), "settle_s=nan"),
+        (lambda: PolitenessOptions(max_wait_s=10**400), "max_wait_s=1000"),
+        (lambda: PolitenessOptions(respect_robots="no"), "respect_robots='no'"),  # type: ignore[arg-type]
+        (lambda: HTTPCache(5), "directory=5"),  # type: ignore[arg-type]
+    ],
+)
+def test_values_that_no_part_can_use_are_named(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make()

@@ -67,6 +67,15 @@ def test_link_without_a_word_of_the_question_is_not_followed_unless_asked() -> N
     assert (order(strict), order(open_)) == ([], [link.url])
 
 
+@pytest.mark.parametrize("question", ["uvloop", "How fast is uvloop compared with other event loops of Python and Go?"])
+def test_word_that_all_links_share_still_counts(question: str) -> None:
+    found = Frontier(question, LinkOptions(max_pages_per_host=None))
+    urls = [f"https://e.example/{number}" for number in range(50)]
+    found.add_links([PageLink(url, "uvloop documentation", in_main=False) for url in urls], ROOT, 0.5)
+    found.add_links([PageLink("https://e.example/privacy", "privacy")], ROOT, 0.5)
+    assert sorted(order(found)) == sorted(urls)
+
+
 def test_depth_is_bounded() -> None:
     found = frontier(max_depth=2)
     parent = ROOT

@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web as aio
 
 from stream2llm_sdk.errors import ConfigurationError, IndexFormatError, RetrievalError
+from stream2llm_sdk.files import FolderLock
 from stream2llm_sdk.retrievers.search.dataset import DatasetURLs
 from stream2llm_sdk.retrievers.search.duckduckgo import DuckDuckGoSearch
 from stream2llm_sdk.retrievers.search.known_pages import KnownPage
@@ -308,7 +309,7 @@ def test_local_index_refuses_what_is_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds no index"):
         search.save(tmp_path / "mine")
     search.save(tmp_path / "index")
-    pages = tmp_path / "index" / "pages.json"
+    (pages,) = (tmp_path / "index").glob("*/pages.json")
     content = json.loads(pages.read_text())
     pages.write_text(json.dumps({**content, "pages": content["pages"][1:]}))
     with pytest.raises(IndexFormatError, match="do not fit together"):
@@ -316,6 +317,58 @@ def test_local_index_refuses_what_is_none(tmp_path: Path) -> None:
     pages.write_text(json.dumps({**content, "format": 9}))
     with pytest.raises(IndexFormatError, match="format 9"):
         LocalIndexSearch.load(tmp_path / "index")
+
+
+@pytest.mark.parametrize("name", ["pages.json", "local-index.json", ".hidden", "index-mine"])
+@pytest.mark.parametrize("content", ['{"format": 1, "pages": []}', "[]", "letter"])
+def test_local_index_leaves_strangers_folders_alone(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigurationError, match="holds no index"):
+        LocalIndexSearch(PAGES).save(tmp_path)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, content)]
+    for below in (tmp_path / name, tmp_path / name / "x"):
+        with pytest.raises(ConfigurationError, match="is a file"):
+            LocalIndexSearch(PAGES).save(below)
+
+
+async def test_local_index_is_replaced_in_one_step(tmp_path: Path) -> None:
+    search = LocalIndexSearch(PAGES)
+    search.save(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    is_over = False
+
+    def save() -> None:
+        for _ in range(8):
+            search.save(tmp_path)
+
+    def load() -> int:
+        num = 0
+        while not is_over:
+            assert len(LocalIndexSearch.load(tmp_path)) == 3
+            num += 1
+        return num
+
+    loading = asyncio.create_task(asyncio.to_thread(load))
+    try:
+        await asyncio.to_thread(save)
+    finally:
+        is_over = True
+        assert await loading > 0
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 3  # the one that counts, its name, and the notes
+
+
+def test_local_index_that_cannot_be_written_keeps_the_old_one(tmp_path: Path) -> None:
+    LocalIndexSearch(PAGES).save(tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    unwritable = LocalIndexSearch([("http://x/\ud800", "lone", "surrogate")])
+    unwritable._owners = (object(),)  # type: ignore[assignment]
+    with pytest.raises(TypeError):
+        unwritable.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    with FolderLock(tmp_path), pytest.raises(ConfigurationError, match="in use"):
+        LocalIndexSearch(PAGES).save(tmp_path)
+    assert len(LocalIndexSearch.load(tmp_path)) == 3
 
 
 SIMPLEQA = (
@@ -357,7 +410,7 @@ def test_simpleqa_row_that_is_none(tmp_path: Path, row: str, reason: str) -> Non
 class Gated:
     """Gives its hits when it is let."""
 
-    def __init__(self, *urls: str, error: Exception | None = None) -> None:
+    def __init__(self, *urls: str, error: BaseException | None = None) -> None:
         self.urls, self.error, self.gate, self.was_cancelled = urls, error, asyncio.Event(), False
 
     async def search(self, query: str, k: int) -> list[SearchHit]:
@@ -401,3 +454,64 @@ async def test_all_searches_fail() -> None:
     for providers in ([], [object()]):
         with pytest.raises(ConfigurationError):
             SearchAll(providers)  # type: ignore[list-item]
+
+
+class Panic(BaseException):
+    """As extension modules in Rust raise it: no `Exception`."""
+
+
+@pytest.mark.parametrize("error", [Panic("index"), asyncio.CancelledError("by a library"), TimeoutError("its own")])
+@pytest.mark.parametrize("timeout_s", [None, 20.0])
+async def test_whatever_a_search_raises_is_missed(error: BaseException, timeout_s: float | None) -> None:
+    failing = Gated(error=error)
+    failing.gate.set()
+    hits = await asyncio.wait_for(SearchAll([failing, FixedSeeds(["a", "b"])], timeout_s=timeout_s).search("q", 2), 10)
+    assert [hit.url for hit in hits] == ["a", "b"]
+    with pytest.raises(RetrievalError, match=f"Gated: {type(error).__name__}: {error}"):
+        await asyncio.wait_for(SearchAll([failing], timeout_s=timeout_s).search("q", 2), 10)
+
+
+async def test_bad_results_of_one_search_are_one_failure(caplog: pytest.LogCaptureFixture) -> None:
+    class Bad:
+        async def search(self, query: str, k: int) -> list[Any]:
+            return ["x", SearchHit("b1"), None, SearchHit(5)]  # type: ignore[arg-type]
+
+    hits = await SearchAll([Bad(), FixedSeeds(["a1"]), Bad()]).search("q", 6)
+    assert {hit.url for hit in hits} == {"a1", "b1"}
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "Bad failed and is missed: 3 of its results are no SearchHit with a URL, such as 'x'"
+    ] * 2
+    assert [hit.url for hit in await SearchAll([Bad()]).search("q", 6)] == ["b1"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SearchAll(None), "providers=None"),
+        (lambda: SearchAll(FixedSeeds(["a"])), "providers=<"),
+        (lambda: SearchAll([FixedSeeds(["a"])], timeout_s="x"), "timeout_s='x'"),
+        (lambda: SearchAll([FixedSeeds(["a"])], timeout_s=10**400), "timeout_s=1000"),
+        (lambda: LocalIndexSearch(None), "pages=None"),
+        (lambda: LocalIndexSearch([("http://[bad", "t", "text")]), r"'http://\[bad', which is malformed"),
+        (lambda: DatasetURLs(None), "urls=None"),
+        (lambda: DatasetURLs({1: ["a"]}), "the question 1"),
+        (lambda: DatasetURLs({"q": None}), "URLs of 'q' are None"),
+        (lambda: DatasetURLs({"q": 5}), "URLs of 'q' are 5"),
+        (lambda: DatasetURLs.from_simpleqa([1]), "row 1 is 1"),
+        (lambda: DatasetURLs.from_simpleqa(None), "source=None"),
+        (lambda: DuckDuckGoSearch(timeout_s="x"), "timeout_s='x'"),
+        (lambda: TavilySearch(5), "api_key is a int"),
+        (lambda: TavilySearch(KEY, include_domains=5), "include_domains=5"),
+        (lambda: FixedSeeds(None), "urls=None"),
+    ],
+)
+def test_values_that_no_search_can_use_are_named(make: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+def test_simpleqa_field_that_is_too_large(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("metadata,problem,answer\n{'urls': []},q,a\n" + "x" * 200_000 + ",q,a\n")
+    with pytest.raises(ConfigurationError, match="row 2 cannot be read: field larger"):
+        DatasetURLs.from_simpleqa(file)
