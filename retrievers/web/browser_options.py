@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from stream2llm_sdk.errors import ConfigurationError
-from stream2llm_sdk.retrievers.web.option_checks import check_instance, check_seconds
+from stream2llm_sdk.retrievers.web.option_checks import check_instance, check_seconds, is_whole
 
 __all__ = ["BrowserOptions"]
 
@@ -53,7 +53,7 @@ class BrowserOptions:
             raise ConfigurationError(f"{' and '.join(named)} each name a browser: give one of them")
         for name in ("max_tabs", "max_pages_per_start", "max_memory_mib", "max_transfer_bytes"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not is_whole(value, 1):
                 raise ConfigurationError(f"{name}={value!r}: give a whole number of at least 1")
         for name in ("settle_s", "start_timeout_s"):
             check_seconds(name, getattr(self, name))

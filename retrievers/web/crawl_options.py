@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from stream2llm_sdk.errors import ConfigurationError
-from stream2llm_sdk.retrievers.web.option_checks import check_seconds
+from stream2llm_sdk.retrievers.web.option_checks import check_seconds, is_whole
 from stream2llm_sdk.retrievers.web.politeness import Politeness
 
 __all__ = ["CrawlLimits", "FetchMode", "PolitenessOptions", "check_fetch_mode"]
@@ -41,7 +41,7 @@ class CrawlLimits:
     def __post_init__(self) -> None:
         for name in ("max_pages", "concurrency", "max_page_bytes", "num_workers", "max_fetches", "read_ahead"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not is_whole(value, 1):
                 raise ConfigurationError(f"{name}={value!r}: give a whole number of at least 1")
         for name in ("page_timeout_s", "total_timeout_s"):
             check_seconds(name, getattr(self, name))

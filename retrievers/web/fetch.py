@@ -10,7 +10,6 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
 from urllib.parse import urldefrag, urljoin
 
 import aiohttp
@@ -26,10 +25,7 @@ from stream2llm_sdk.retrievers.web.page_body import accepted_encodings, decode_t
 from stream2llm_sdk.retrievers.web.politeness import DEFAULT_USER_AGENT, Politeness, parse_retry_after
 from stream2llm_sdk.retrievers.web.robots import MAX_ROBOTS_BYTES, RobotsAnswer
 
-if TYPE_CHECKING:
-    from stream2llm_sdk.retrievers.web.crawl4ai_strategy import GuardedHTTPStrategy
-
-__all__ = ["GuardedHTTPStrategy", "PageFetcher"]
+__all__ = ["PageFetcher"]
 
 _MAX_REDIRECTS = 8
 _MAX_ROBOTS_REDIRECTS = 5  # RFC 9309, section 2.3.1.2
@@ -301,12 +297,3 @@ def _joined(url: str, location: str) -> str:
         return urldefrag(urljoin(url, location)).url
     except ValueError as error:
         raise AddressNotAllowedError(f"the URL is malformed: {error}") from None
-
-
-def __getattr__(name: str) -> Any:
-    # crawl4ai takes seconds to import, and `PageFetcher` needs nothing of it.
-    if name == "GuardedHTTPStrategy":
-        from stream2llm_sdk.retrievers.web.crawl4ai_strategy import GuardedHTTPStrategy
-
-        return GuardedHTTPStrategy
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from stream2llm_sdk.errors import ConfigurationError, MissingExtraError
-from stream2llm_sdk.retrievers.web.option_checks import check_instance
+from stream2llm_sdk.retrievers.web.option_checks import check_instance, is_whole
 
 if TYPE_CHECKING:
     import hishel
@@ -86,7 +86,7 @@ class HTTPCache:
     ) -> None:
         check_instance("directory", directory, (str, os.PathLike), "the path of a folder")
         for name, value in (("max_bytes", max_bytes), ("max_entry_bytes", max_entry_bytes)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < _MIN_BYTES:
+            if not is_whole(value, _MIN_BYTES):
                 raise ConfigurationError(f"{name}={value!r}: give a whole number of bytes of at least {_MIN_BYTES:,}")
         try:
             import hishel

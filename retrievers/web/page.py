@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.retrievers.web.option_checks import is_whole
 
 __all__ = ["ConvertedPage", "ExtractionOptions", "PageLink", "QualityLimits"]
 
@@ -82,11 +83,11 @@ class ExtractionOptions:
         if not isinstance(self.query, str):
             raise ConfigurationError(f"query must be a str, not {type(self.query).__name__}: {self.query!r:.80}")
         tokens = self.max_page_tokens
-        if tokens is not None and not _is_whole(tokens, 16):
+        if tokens is not None and not is_whole(tokens, 16):
             raise ConfigurationError(f"max_page_tokens={tokens!r}: give a whole number of at least 16, or None for all")
-        if not _is_whole(self.max_links, 0):
+        if not is_whole(self.max_links, 0):
             raise ConfigurationError(f"max_links={self.max_links!r}: give a whole number, 0 for no links")
-        if not _is_whole(self.max_pdf_pages, 1):
+        if not is_whole(self.max_pdf_pages, 1):
             raise ConfigurationError(f"max_pdf_pages={self.max_pdf_pages!r}: give a whole number of at least 1")
         languages: object = self.languages
         if isinstance(languages, (str, bytes)) or not isinstance(languages, Iterable):
@@ -168,7 +169,3 @@ class ConvertedPage:
         links = tuple(PageLink(*link) for link in values["links"])
         hashes = tuple(values["shingle_hashes"])
         return cls(**{**values, "links": links, "markdown": markdown, "shingle_hashes": hashes})
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -15,7 +15,8 @@ from web_server import WebServer, head, page
 
 from stream2llm_sdk.errors import AddressNotAllowedError, FetchError, RobotsDisallowedError
 from stream2llm_sdk.retrievers.web.address_guard import AddressGuard
-from stream2llm_sdk.retrievers.web.fetch import GuardedHTTPStrategy, PageFetcher
+from stream2llm_sdk.retrievers.web.crawl4ai_strategy import GuardedHTTPStrategy
+from stream2llm_sdk.retrievers.web.fetch import PageFetcher
 from stream2llm_sdk.retrievers.web.guarded_session import guarded_session
 from stream2llm_sdk.retrievers.web.politeness import DEFAULT_USER_AGENT, Politeness
 
