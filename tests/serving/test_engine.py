@@ -143,6 +143,27 @@ async def test_a_stream_may_begin_empty(engine: Stream2LLMEngine) -> None:
     assert ids == await whole(engine, prompt)
 
 
+@pytest.mark.parametrize("sent", [[], [7]])
+async def test_a_client_that_says_nothing_and_goes_harms_nobody(engine: Stream2LLMEngine, sent: list[int]) -> None:
+    """vLLM #34532: a realtime client that committed without having sent anything, or went away at once, ended the
+    engine, and with it everybody else's answers."""
+    prompt = tokens(random.Random(34532), 60)
+    other = await engine.open(prompt[:30], GREEDY)
+    silent = await engine.open([], GREEDY)
+    for nothing in ((), []):
+        with pytest.raises(EmptyPromptError, match="no tokens"):
+            await silent.finish(nothing)
+    await silent.append(sent)
+    reading = asyncio.create_task(read(silent))
+    await silent.abort()
+    assert await reading == ([], "", "abort")
+    with pytest.raises(StreamAbortedError):
+        await silent.finish()
+    await other.finish(prompt[30:])
+    assert (await read(other))[0] == await whole(engine, prompt)
+    assert engine.num_open_streams == 0
+
+
 async def test_nothing_comes_out_while_the_prompt_is_open(engine: Stream2LLMEngine) -> None:
     stream = await engine.open(tokens(random.Random(2), 150), GREEDY)
     await computed(stream, 149)
