@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 from vllm.v1.request import Request
 
@@ -78,7 +79,7 @@ class AdmittingScheduler(PreemptingScheduler):
         to_come = prefill_steps + max(1.0, num_output - request.num_output_tokens)
         return num_tokens + self.block_size - 1, to_come
 
-    @property
+    @cached_property
     def _capacity(self) -> float:
         """Tokens of KV that there are."""
         return self._num_tokens_of(self.kv.num_total)

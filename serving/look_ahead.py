@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator
 
 __all__ = ["LookAhead", "fits_to_the_end"]
 
@@ -76,23 +76,34 @@ class LookAhead:
         return fits_to_the_end(together, self._capacity)
 
     def _when_it_fits(self, memory: Memory) -> float:
-        """The steps until so many have ended that it fits beside the others."""
+        """The steps until it fits beside the others to its end, and they beside it."""
         assert self._admitted
-        ends = sorted({to_come for _, to_come in self._admitted})
-        index = bisect_left(ends, True, key=lambda end: self._fits(memory, self._left_after(end)))
-        return ends[min(index, len(ends) - 1)]
+        if sum(memory) > self._capacity:
+            return self._admitted[0][1]
+        begin = 0.0
+        for start, is_open, end in sorted(self._blocked(*memory)):
+            if start > begin or (start == begin and is_open):
+                break
+            begin = max(begin, end)
+        return begin
+
+    def _blocked(self, num_tokens: float, num_steps: float) -> Iterator[tuple[float, bool, float]]:
+        """When one of so many tokens and steps may not begin: from `start` (or right behind it, if that is open) to
+        `end`. The need peaks at ends, as in `fits_to_the_end`: at its own, and at each other's before that."""
+        assert self._admitted
+        held, count = 0.0, 0  # tokens of those that end last, and how many they are
+        longest = math.inf
+        for tokens_now, to_come in [*self._admitted, (0.0, 0.0)]:
+            if count:  # its own end lies between this one and the one before
+                last = (self._capacity - num_tokens - num_steps - held) / count
+                yield max(last, to_come) - num_steps, True, longest - num_steps
+            held, count, longest = held + tokens_now, count + 1, to_come
+            until = num_tokens + to_come + held + count * to_come - self._capacity
+            yield to_come - num_steps, False, min(to_come, until)
 
     def _is_kept_out(self, num_tokens: float) -> bool:
         """Whether there is no memory for so many tokens, whoever ends."""
         return bool(self._num_kept) and num_tokens > self._capacity
-
-    def _left_after(self, num_steps: float) -> list[Memory]:
-        assert self._admitted is not None
-        return [
-            (tokens_now + num_steps, to_come - num_steps)
-            for tokens_now, to_come in self._admitted
-            if to_come > num_steps
-        ]
 
 
 def _longest_first(memory: Memory) -> float:

@@ -204,19 +204,19 @@ class Stream2LLMScheduler(AdmittingScheduler):
 
     def _candidate(self, key: SortKey, request: Request) -> Candidate:
         request_id = request.request_id
-        running = request.status == RequestStatus.RUNNING
+        running = request.status is RequestStatus.RUNNING
         prompt = self.prompts.get(request_id)
         idle = request_id in self.parked
-        keeps_slot = self.use_v2_model_runner and request_id in self._resident
+        keeps_slot = running or (self.use_v2_model_runner and request_id in self._resident)
         return Candidate(
             request,
             key,
             num_wanted=0 if idle else min(self._num_wanted(request), self._room_in_model(request)),
             num_held_back=1 if prompt is not None and prompt.is_open else 0,
             is_running=running,
-            is_ready=not idle and (running or self._is_ready(request)),
-            needs_slot=not (running or keeps_slot),
-            frees_slot=running or keeps_slot,
+            is_ready=running or (not idle and self._is_ready(request)),
+            needs_slot=not keeps_slot,
+            frees_slot=keeps_slot,
             is_idle=idle,
             is_guarded=not idle and self._is_guarded(request, prompt),
             tenant="" if prompt is None else prompt.tenant,

@@ -103,17 +103,15 @@ class TracedScheduler(Scheduler):
         resumed = output.scheduled_cached_reqs.resumed_req_ids
         if not output.scheduled_new_reqs and not resumed:
             return
-        admitted = {data.req_id for data in output.scheduled_new_reqs} | resumed
-        # In the order in which vLLM admitted them, behind all that ran already.
-        in_order = []
-        for request_id in reversed(output.num_scheduled_tokens):
-            if request_id in admitted:
-                in_order.append(request_id)
-                if len(in_order) == len(admitted):
-                    break
-        for request_id in reversed(in_order):
+        num_scheduled = output.num_scheduled_tokens
+        admitted = [data.req_id for data in output.scheduled_new_reqs]
+        if resumed:
+            # In the order in which vLLM admitted them: behind all that ran already.
+            both = {*admitted, *resumed}
+            admitted = [request_id for request_id in num_scheduled if request_id in both]
+        for request_id in admitted:
             request = self.requests[request_id]
-            self._record_admission(request, request.num_computed_tokens - output.num_scheduled_tokens[request_id])
+            self._record_admission(request, request.num_computed_tokens - num_scheduled[request_id])
 
     def _record_admission(self, request: Request, num_computed: int) -> None:
         request_id = request.request_id

@@ -39,6 +39,14 @@ def test_who_fits_sooner_is_held_up_less() -> None:
     assert looking.lets_in((1, 4))
 
 
+def test_who_turns_out_to_fit_sooner_is_not_held_up_by_the_next_short_one() -> None:
+    looking = look_ahead([(1, 11), (17, 11)], 90)
+    assert not looking.lets_in((40, 11)), "the others' last steps and its own would need 91"
+    assert looking.lets_in((1, 1))
+    looking.admitted((1, 1))
+    assert not looking.lets_in((1, 9)), "after one step it fits"
+
+
 def test_what_nobody_can_make_room_for_holds_nobody_up() -> None:
     looking = LookAhead(list, 100, num_kept=30)
     assert not looking.lets_in((80, 5)), "no memory until those 30 come free"
