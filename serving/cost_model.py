@@ -13,11 +13,14 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.files import read_json_object
 from stream2llm_sdk.serving.cost_curve import CostCurve, FitQuality, Sample, fit_curve, fit_recompute, num_pairs
+
+if TYPE_CHECKING:
+    from stream2llm_sdk.display.plots import Plot
 
 __all__ = [
     "H200_LLAMA_8B",
@@ -32,6 +35,7 @@ __all__ = [
 ]
 
 FORMAT, VERSION = "stream2llm-cost-model", 1
+_LONGEST = 131_072
 
 _PathLike = str | os.PathLike[str]
 
@@ -79,6 +83,67 @@ class CostModel:
     def swap_in_s(self, num_tokens: int) -> float:
         """Seconds to copy the KV of `num_tokens` tokens back."""
         return self.swap_in(num_tokens)
+
+    def swap_pays(self, most: int = _LONGEST) -> tuple[tuple[int, int], ...]:
+        """The lengths, up to `most` tokens, at which copying KV out and back costs less than computing it again: the
+        first and the last of each range, ascending. They are those of a victim that loses nothing to updates and finds
+        nothing in the prefix cache. Ranges shorter than a hundredth of their length may be missed.
+
+        Raises:
+            ConfigurationError: `most` is not at least 1.
+        """
+        if most < 1:
+            raise ConfigurationError(f"most must be at least 1 token, got {most}")
+        ranges: list[tuple[int, int]] = []
+        begun, length = (1 if self._swap_is_cheaper(1) else None), 1
+        while length < most:
+            following = min(most, max(length + 1, length + length // 100))
+            if self._swap_is_cheaper(following) == (begun is None):
+                change = next(
+                    n for n in range(length + 1, following + 1) if self._swap_is_cheaper(n) == (begun is None)
+                )
+                if begun is not None:
+                    ranges.append((begun, change - 1))
+                begun = change if begun is None else None
+            length = following
+        return tuple(ranges) if begun is None else (*ranges, (begun, most))
+
+    def _swap_is_cheaper(self, num_tokens: int) -> bool:
+        return self.swap_out_s(num_tokens) + self.swap_in_s(num_tokens) < self.recompute_s(num_tokens)
+
+    def plot(self, most: int = _LONGEST) -> Plot:
+        """Recompute against swap, over tokens up to `most`.
+
+        Raises:
+            ConfigurationError: `most` is not at least 2.
+            MissingExtraError: matplotlib is not installed.
+        """
+        if most < 2:
+            raise ConfigurationError(f"most must be at least 2 tokens, got {most}")
+        from stream2llm_sdk.display.cost_plots import cost_plot
+
+        return cost_plot(self, most)
+
+    def plot_decisions(self, most: int = _LONGEST, *, cached_shares: Sequence[float] = (0.0, 0.5, 0.9)) -> Plot:
+        """What `decide` makes of victims of any length, by what updates will make void, as a map for each of the shares
+        that the prefix cache will give back.
+
+        Raises:
+            ConfigurationError: `most` is not at least 32, or there is no share, or one is not between 0 and 1.
+            MissingExtraError: matplotlib is not installed.
+        """
+        if most < 32:
+            raise ConfigurationError(f"most must be at least 32 tokens, got {most}")
+        if not cached_shares or not all(0 <= share <= 1 for share in cached_shares):
+            raise ConfigurationError(f"cached_shares={cached_shares!r}: give one or more from 0 to 1")
+        from stream2llm_sdk.display.cost_plots import decision_plot
+
+        return decision_plot(self, most, cached_shares)
+
+    def _repr_html_(self) -> str:
+        from stream2llm_sdk.display.cost_view import cost_model_html
+
+        return cost_model_html(self)
 
     def mismatch(self, hardware: str, model: str) -> str | None:
         """A sentence saying that this was measured on something else, or None where it fits."""
@@ -259,6 +324,7 @@ class DeviceEstimate:
         step_overhead_s: what a step takes beside its computation.
         copy_overhead_s: what a copy takes before its first byte.
         num_tokens_per_step: the step's token budget: longer prefills take more steps.
+        attention_efficiency: share of the peak that attention reaches; None for `efficiency`.
     """
 
     hardware: str
@@ -268,15 +334,16 @@ class DeviceEstimate:
     step_overhead_s: float = 3e-3
     copy_overhead_s: float = 1e-4
     num_tokens_per_step: int = 8192
+    attention_efficiency: float | None = None
 
 
 # One data-centre GPU with half of its peak reached, behind PCIe 4 x16.
 UNMEASURED_GPU = DeviceEstimate("unmeasured GPU", 989e12, 0.5, 25e9)
 # Two cores with 16-wide fused multiply-add at 2.5 GHz; "swapping" is a copy within the same memory.
 UNMEASURED_CPU = DeviceEstimate("unmeasured CPU", 3.2e11, 0.5, 5e9, num_tokens_per_step=512)
-# Efficiency and step overhead as fitted to the published runs. The links are assumed: PCIe 5 x16 for each GPU, 50 GB/s
-# each way for large pinned copies; each GPU copies its half of the heads. Many small copies reach less.
-H200_TP2 = DeviceEstimate("2x NVIDIA H200 (estimated)", 2 * 989e12, 0.54, 2 * 50e9)
+# Efficiencies and step overhead as fitted to the published runs. The links are assumed: PCIe 5 x16 for each GPU, 50
+# GB/s each way for large pinned copies; each GPU copies its half of the heads. Many small copies reach less.
+H200_TP2 = DeviceEstimate("2x NVIDIA H200 (estimated)", 2 * 989e12, 0.54, 2 * 50e9, attention_efficiency=0.7)
 
 
 def default_cost_model(
@@ -310,7 +377,8 @@ def default_cost_model(
         recompute=CostCurve((1, per_step, 2 * per_step), (*recompute, beyond)),
         swap_out=CostCurve((1, 131072), copies),
         swap_in=CostCurve((1, 131072), copies),
-        seconds_per_pair=flops_per_pair / flops_per_s,
+        seconds_per_pair=flops_per_pair
+        / (device.peak_flops_per_s * (device.attention_efficiency or device.efficiency)),
     )
 
 

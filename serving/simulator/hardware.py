@@ -47,6 +47,7 @@ class Hardware:
             `efficiency` was fitted with them in it.
         efficiency: share of the peak that prefill reaches: a constant, or `(tokens of a step, efficiency)` pairs with
             straight lines of seconds between them.
+        attention_efficiency: share of the peak that attention reaches; None for the best of `efficiency`.
         memory_efficiency: share of the bandwidth that reading weights and KV reaches.
         overhead_s: what every step takes beside that: scheduling, launches, sampling.
         messaging_s: from the end of a step to the client's seeing its tokens.
@@ -63,6 +64,7 @@ class Hardware:
     link_bytes_per_s: float
     interconnect_bytes_per_s: float = math.inf
     efficiency: float | tuple[tuple[int, float], ...] = 0.5
+    attention_efficiency: float | None = None
     memory_efficiency: float = 0.8
     overhead_s: float = 0.003
     messaging_s: float = 0.002
@@ -77,7 +79,7 @@ class Hardware:
             if isinstance(value, float | int) and not value >= 0:
                 raise ConfigurationError(f"{self.name}: {each.name} must be a number of 0 or more, got {value}")
         shares = self.efficiency if isinstance(self.efficiency, tuple) else ((1, self.efficiency),)
-        for share in (*(share for _, share in shares), self.memory_efficiency):
+        for share in (*(share for _, share in shares), self.memory_efficiency, self.best_attention_efficiency):
             if not 0 < share <= 1:
                 raise ConfigurationError(f"{self.name}: efficiencies must be more than 0 and at most 1, got {share}")
         if not shares or [tokens for tokens, _ in shares] != sorted({tokens for tokens, _ in shares}):
@@ -100,6 +102,11 @@ class Hardware:
         """The largest of the efficiencies."""
         return max(share for _, share in self.efficiency) if isinstance(self.efficiency, tuple) else self.efficiency
 
+    @property
+    def best_attention_efficiency(self) -> float:
+        """That of attention, which long prompts reach."""
+        return self.best_efficiency if self.attention_efficiency is None else self.attention_efficiency
+
 
 def _half(flops_per_s: float) -> dict[str, float]:
     return {"bfloat16": flops_per_s, "float16": flops_per_s}
@@ -107,12 +114,16 @@ def _half(flops_per_s: float) -> dict[str, float]:
 
 # Rates and bandwidths: data sheets. Memory: what the driver reports of a device of this kind. Links: assumed, what
 # large copies from and to pinned memory reach of PCIe 5 x16 (64 GB/s each way) and PCIe 4 x16 (32 GB/s).
-# Efficiencies of H200 and H100: fitted to the published P50 TTFT of the crawler workload without streaming at 0.5 and
-# 2 requests a second, Llama-3.1-8B on two devices with NVLink; nothing else is fitted. They go with the assumed
-# overhead of 3 ms and messaging of 2 ms: overhead and efficiency lie on a ridge (2 ms with 0.51 and 6 ms with 0.59 fit
-# as well). Those of A100 and A40 are assumed: the older the device, the easier its matrix units are kept busy.
-H200 = Hardware("NVIDIA H200", _half(989e12), 139.8 * _GIB, 4.8e12, 50e9, efficiency=0.54)
-H100 = Hardware("NVIDIA H100 SXM 80GB", _half(989e12), 79.1 * _GIB, 3.35e12, 50e9, efficiency=0.515)
+# Efficiencies of H200 and H100: fitted to the published P50, P95 and P99 TTFT without streaming at the two lowest rates
+# of the crawls and of the vector searches, Llama-3.1-8B on two devices with NVLink; nothing else is fitted. They go
+# with the assumed overhead of 3 ms and messaging of 2 ms: overhead and efficiency lie on a ridge (2 ms with 0.51 and
+# 6 ms with 0.59 fit as well). Attention of long prompts, a kernel of its own without all-reduces, is faster than the
+# linear layers: with one efficiency for both the P99 of crawls would be 1.3 to 1.5 times the published one. Those of
+# A100 and A40 are assumed: the older the device, the easier its matrix units are kept busy.
+H200 = Hardware("NVIDIA H200", _half(989e12), 139.8 * _GIB, 4.8e12, 50e9, efficiency=0.54, attention_efficiency=0.7)
+H100 = Hardware(
+    "NVIDIA H100 SXM 80GB", _half(989e12), 79.1 * _GIB, 3.35e12, 50e9, efficiency=0.515, attention_efficiency=0.7
+)
 A100 = Hardware("NVIDIA A100 SXM 80GB", _half(312e12), 79.1 * _GIB, 2.039e12, 25e9, efficiency=0.6)
 # Between two A40 without an NVLink bridge everything goes over PCIe 4.
 A40 = Hardware("NVIDIA A40", _half(149.7e12), 44.4 * _GIB, 696e9, 25e9, interconnect_bytes_per_s=25e9, efficiency=0.6)
@@ -187,6 +198,7 @@ def cost_model(
         hardware=f"{tensor_parallel_size}x {hardware.name} (estimated)",
         peak_flops_per_s=tensor_parallel_size * hardware.peak(model.dtype),
         efficiency=hardware.best_efficiency,
+        attention_efficiency=hardware.best_attention_efficiency,
         host_link_bytes_per_s=1 / copy_seconds_per_byte(hardware, tensor_parallel_size, bytes_per_copy),
         step_overhead_s=hardware.overhead_s,
         copy_overhead_s=hardware.copy_overhead_s,

@@ -27,7 +27,7 @@ class StepLatency:
     """A `LatencyModel`: a step's overhead, its linear layers and its attention, one after another.
 
     The linear layers take `flops_per_token * tokens / effective_flops_per_s`, or `weights_s` where reading the weights
-    takes longer; attention takes `flops_per_pair * pairs / effective_flops_per_s`, or `kv_s_per_token` for each token
+    takes longer; attention takes `flops_per_pair * pairs / attention_flops_per_s`, or `kv_s_per_token` for each token
     of context where reading the KV takes longer (each a roofline). So prefill is bound by compute and decode by memory.
     A pair is one query position and one position at or before it that it attends to.
 
@@ -36,6 +36,7 @@ class StepLatency:
         flops_per_token: twice the number of parameters.
         flops_per_pair: four times the number of layers times the width of all query heads (scores and values).
         effective_flops_per_s: of all devices together, as reached in practice.
+        attention_flops_per_s: the same in attention; 0 for `effective_flops_per_s`.
         messaging_s: seconds between the end of a step and the client's seeing its tokens. It delays what clients see,
             not the next step.
         weights_s: seconds to read all weights; 0 where that is part of the overhead.
@@ -47,6 +48,7 @@ class StepLatency:
     flops_per_token: float
     flops_per_pair: float
     effective_flops_per_s: float
+    attention_flops_per_s: float = 0.0
     messaging_s: float = 0.0
     weights_s: float = 0.0
     kv_s_per_token: float = 0.0
@@ -72,7 +74,8 @@ class StepLatency:
         linear_s = self.flops_per_token * num_tokens / speed if self.linear_s is None else self.linear_s(num_tokens)
         if num_tokens and linear_s < self.weights_s:
             linear_s = self.weights_s
-        attention_s, kv_s = self.flops_per_pair * twice_pairs / 2 / speed, self.kv_s_per_token * num_context
+        attention_s = self.flops_per_pair * twice_pairs / 2 / (self.attention_flops_per_s or speed)
+        kv_s = self.kv_s_per_token * num_context
         return self.overhead_s + linear_s + (attention_s if attention_s > kv_s else kv_s)
 
 
@@ -97,7 +100,8 @@ def step_latency(model: ModelShape, hardware: Hardware, tensor_parallel_size: in
             messaging_s=hardware.messaging_s,
             linear_s=measured.recompute,
         )
-    flops_per_s = tensor_parallel_size * hardware.peak(model.dtype) * hardware.best_efficiency
+    peak = tensor_parallel_size * hardware.peak(model.dtype)
+    flops_per_s = peak * hardware.best_efficiency
     bytes_per_s = tensor_parallel_size * hardware.memory_bytes_per_s * hardware.memory_efficiency
     exchanged = 2 * (tensor_parallel_size - 1) / tensor_parallel_size * 2 * model.num_layers * model.hidden_size
     exchange_s = exchanged * model.dtype_bytes / hardware.interconnect_bytes_per_s
@@ -106,6 +110,7 @@ def step_latency(model: ModelShape, hardware: Hardware, tensor_parallel_size: in
         flops_per_token=model.flops_per_token + exchange_s * flops_per_s,
         flops_per_pair=model.flops_per_pair,
         effective_flops_per_s=flops_per_s,
+        attention_flops_per_s=peak * hardware.best_attention_efficiency,
         messaging_s=hardware.messaging_s,
         weights_s=model.weight_bytes / bytes_per_s,
         kv_s_per_token=model.kv_bytes_per_token / bytes_per_s,

@@ -107,9 +107,21 @@ def test_efficiency_may_depend_on_the_tokens_of_a_step() -> None:
     assert curved(prefill(1024)) == pytest.approx(step_latency(SMALL, flat)(prefill(1024)))
 
 
+def test_attention_has_an_efficiency_of_its_own() -> None:
+    alike = replace(EASY, efficiency=0.5, memory_efficiency=1.0)
+    linear_s, attention_s = 2e6 * 4096 / 1e9, SMALL.flops_per_pair * 4096 * 4097 / 2 / 1e9
+    assert step_latency(SMALL, alike)(prefill(4096)) == pytest.approx(linear_s + attention_s)
+    faster = replace(alike, attention_efficiency=1.0)
+    assert step_latency(SMALL, faster)(prefill(4096)) == pytest.approx(linear_s + attention_s / 2)
+    assert cost_model(SMALL, faster).seconds_per_pair == pytest.approx(cost_model(SMALL, alike).seconds_per_pair / 2)
+    with pytest.raises(ConfigurationError, match=r"efficiencies must be more than 0 and at most 1, got 1\.5"):
+        replace(EASY, attention_efficiency=1.5)
+
+
 def test_the_published_machines_keep_their_fitted_numbers() -> None:
     for latency, efficiency in ((H200_LLAMA_8B, 0.54), (H100_LLAMA_8B, 0.515)):
         assert latency.effective_flops_per_s == pytest.approx(efficiency * 2 * 989e12)
+        assert latency.attention_flops_per_s == pytest.approx(0.7 * 2 * 989e12)
         assert (latency.overhead_s, latency.messaging_s) == (0.003, 0.002)
         assert latency.flops_per_token == pytest.approx(16.06e9)
     # One token: 3 ms, and 16 GB of weights over two devices.

@@ -13,12 +13,13 @@ from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.traces.reproduce.bound import last_prefill_s
 from stream2llm_sdk.traces.reproduce.published import PublishedRun
 
-__all__ = ["CURVE_PERCENTILES", "OUR_ARMS", "Arm", "Cell", "Figures", "Fit", "run_cell"]
+__all__ = ["ALL_ARMS", "CURVE_PERCENTILES", "NUM_QUERIES", "OUR_ARMS", "Arm", "Cell", "Figures", "Fit", "run_cell"]
 
 Figures = Mapping[str, Any]
 """What a cell came to, by name; see `run_cell`."""
 
-_NUM_QUERIES = {"crawler": 4_309, "anns": 500}
+NUM_QUERIES = {"crawler": 4_309, "anns": 500}
+"""Of each published run, by workload."""
 _TOKEN_BUDGET = {"crawler": 2_048, "anns": 8_192}
 _MAX_PROMPT_TOKENS = 131_072
 _MEMORY_UTILIZATION = 0.8  # in the published configurations
@@ -63,6 +64,7 @@ OUR_ARMS = {
         Arm("ours ADAPTIVE, last victims", "stream2llm", "ADAPTIVE", "LATEST_COMPLETION"),
     )
 }
+"""What this project's scheduler runs beside the published system's decisions, by name."""
 ALL_ARMS = PUBLISHED_ARMS | OUR_ARMS
 
 
@@ -71,14 +73,16 @@ class Fit:
     """All that was fitted to published figures.
 
     Attributes:
-        efficiency: by hardware, share of the peak FLOP/s that prefill reaches. Fitted to the P50 without streaming at
-            the two lowest rates.
+        efficiency: by hardware, share of the peak FLOP/s that linear layers reach in prefill. Fitted, with the next, to
+            P50, P95 and P99 without streaming at the two lowest rates.
         num_blocks: KV blocks of the crawls under pressure. Fitted to one of them: ×10, recompute only, FCFS. All other
             runs have as many as the memory of the hardware holds.
+        attention_efficiency: the share that attention reaches.
     """
 
     efficiency: tuple[tuple[str, float], ...] = (("h200", 0.54), ("h100", 0.515))
-    num_blocks: int = 79_000
+    num_blocks: int = 82_000
+    attention_efficiency: float = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ class Cell:
         if arm not in ALL_ARMS:
             raise ConfigurationError(f"there is no arm {arm!r}: choose one of {', '.join(ALL_ARMS)}")
         mode = run.mode if ALL_ARMS[arm].streaming else ""
-        num = num_queries or _NUM_QUERIES[run.workload]
+        num = num_queries or NUM_QUERIES[run.workload]
         return cls(run.hardware, run.workload, run.rate_per_s, run.delay_multiplier, mode, arm, draw, num)
 
     @property
@@ -138,7 +142,8 @@ def _num_blocks(cell: Cell, fit: Fit) -> int:
 def _device(hardware: str, fit: Fit) -> Any:
     from stream2llm_sdk.serving.simulator.hardware import PROFILES
 
-    return replace(PROFILES[hardware], efficiency=dict(fit.efficiency)[hardware])
+    efficiency = dict(fit.efficiency)[hardware]
+    return replace(PROFILES[hardware], efficiency=efficiency, attention_efficiency=fit.attention_efficiency)
 
 
 @lru_cache(maxsize=16)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from stream2llm_sdk.traces.reproduce.cells import OUR_ARMS, Figures, Fit
 from stream2llm_sdk.traces.reproduce.gains import BEST_ARM, Gain, gains
 from stream2llm_sdk.traces.reproduce.judgement import PERCENTILES, TOLERANCES, CellJudgement, Judge
 from stream2llm_sdk.traces.reproduce.published import ARMS, PUBLISHED, PublishedRun
 
-__all__ = ["Reproduction"]
+if TYPE_CHECKING:
+    from stream2llm_sdk.display.plots import Plot
 
-_FITTED = (
-    "Fitted: the share of its peak that each device reaches in prefill, to the P50 without streaming at the two lowest "
-    "rates; and the number of KV blocks under pressure, to FCFS's preemptions with recomputation. The step's overhead "
-    "(3 ms) and messaging (2 ms) are assumed, traces are drawn from the published statistics. All else is prediction."
+__all__ = ["FITTED", "Reproduction"]
+
+FITTED = (
+    "Fitted: the shares of its peak that each device reaches in linear layers and in attention, to P50, P95 and P99 "
+    "without streaming at the two lowest rates of each workload; and the number of KV blocks of the crawls under "
+    "pressure, to FCFS's preemptions with recomputation. The step's overhead (3 ms) and messaging (2 ms) are assumed, "
+    "traces are drawn from the published statistics. All else is prediction."
 )
 
 
@@ -33,7 +37,7 @@ class Reproduction:
         invalidated_tokens_ratio: see `invalidation`; None if it was not measured.
     """
 
-    figures_by_cell: Mapping[str, Figures]
+    figures_by_cell: Mapping[str, Figures] = field(repr=False)
     draws: Sequence[int]
     fit: Fit
     num_queries: int | None = None
@@ -41,6 +45,7 @@ class Reproduction:
 
     @property
     def judge(self) -> Judge:
+        """What compares it with the published figures."""
         return Judge(self.figures_by_cell, self.draws, self.num_queries)
 
     @property
@@ -74,6 +79,7 @@ class Reproduction:
             "figures": self.figures,
             "fit": asdict(self.fit),
             "draws": list(self.draws),
+            "num_queries": self.num_queries,
             "runs": [{"cell": key, **figures} for key, figures in self.figures_by_cell.items()],
             "gains": [asdict(gain) for gain in gains(judge)],
             "orderings": [{**asdict(ordering), "holds": ordering.holds} for ordering in judge.orderings()],
@@ -83,11 +89,30 @@ class Reproduction:
         """All tables, with the cells that miss."""
         return "\n".join(self._lines()) + "\n"
 
+    def plot(self, *parts: str) -> Plot:
+        """Simulated TTFT beside the published one and the bound, at P50, P95 and P99.
+
+        Args:
+            parts: only runs whose name holds any of them; left out, the first few that were run.
+
+        Raises:
+            ConfigurationError: no such run was run.
+            MissingExtraError: matplotlib is not installed.
+        """
+        from stream2llm_sdk.display.reproduction_plot import reproduction_plot
+
+        return reproduction_plot(self, parts)
+
+    def _repr_html_(self) -> str:
+        from stream2llm_sdk.display.reproduction_view import reproduction_html
+
+        return reproduction_html(self)
+
     # ---- Markdown -----------------------------------------------------------------------------------------------
 
     def _lines(self) -> Iterator[str]:
         yield "# The published tables in virtual time"
-        yield f"\nMedians of {len(self.draws)} arrival draws. {_FITTED}"
+        yield f"\nMedians of {len(self.draws)} arrival draws. {FITTED}"
         if self.num_queries is not None:
             yield f"\n**Each run has {self.num_queries} queries, not as many as were published: percentiles differ.**"
         yield "\n| figure | value |\n|---|---|"
