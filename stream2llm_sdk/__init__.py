@@ -17,8 +17,10 @@ from stream2llm_sdk.gathering import ContextEvent
 from stream2llm_sdk.growing_prompt import Prompt, PromptChange
 from stream2llm_sdk.placement import ChunkOrder, DroppedChunk, DropReason, Placement
 from stream2llm_sdk.prompt import PromptAssembler
+from stream2llm_sdk.prompt_history import PromptHistory, PromptStep
 from stream2llm_sdk.rag import StreamingRAG
 from stream2llm_sdk.tokenizer import load_tokenizer
+from stream2llm_sdk.traffic_recording import KeptTexts, TrafficRecording
 from stream2llm_sdk.trail import EventTrail, EventType, Interval, TrailEvent
 
 __all__ = [
@@ -38,10 +40,13 @@ __all__ = [
     "EventTrail",
     "EventType",
     "Interval",
+    "KeptTexts",
     "Placement",
     "Prompt",
     "PromptAssembler",
     "PromptChange",
+    "PromptHistory",
+    "PromptStep",
     "Replace",
     "Retriever",
     "Source",
@@ -49,6 +54,7 @@ __all__ = [
     "StreamingRAG",
     "Timings",
     "TokenCounts",
+    "TrafficRecording",
     "TrailEvent",
     "as_retriever",
     "load_tokenizer",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -15,7 +14,14 @@ __all__ = ["Answer", "AnswerPiece", "ContextEnd", "Source", "Timings", "TokenCou
 
 
 class ContextEnd(StrEnum):
-    """Why the context was complete."""
+    """Why the context was complete.
+
+    Attributes:
+        RETRIEVED: the retrieval ended by itself.
+        DEADLINE: `deadline_s` was over.
+        FULL: an appended context has reached `max_context_tokens`.
+        ASKED: somebody called `answer_now`.
+    """
 
     RETRIEVED = "retrieved"
     DEADLINE = "deadline"
@@ -25,7 +31,12 @@ class ContextEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:
-    """New text of an answer, and its token ids."""
+    """A part of an answer, as it is made.
+
+    Attributes:
+        text: new text.
+        token_ids: its tokens.
+    """
 
     text: str
     token_ids: tuple[int, ...] = ()
@@ -50,14 +61,17 @@ class Source:
 
     @property
     def source(self) -> str:
+        """Where the chunk comes from: a URL or a document id."""
         return self.chunk.source
 
     @property
     def title(self) -> str:
+        """The chunk's short name for people."""
         return self.chunk.title
 
     @property
     def num_tokens(self) -> int:
+        """How many tokens of it are in the prompt."""
         return self.end - self.start
 
 
@@ -71,8 +85,6 @@ class Timings:
         context_complete_s: until the engine was sent the end of the prompt.
         first_token_s: until the first token of the answer: the TTFT that a person waits.
         total_s: until the answer was complete.
-        ttft_from_context_complete_s: from the end of the retrieval to the first token: the published definition of
-            TTFT, with retrieval excluded.
     """
 
     first_context_s: float | None
@@ -83,10 +95,13 @@ class Timings:
 
     @property
     def ttft_from_request_s(self) -> float | None:
+        """The TTFT that a person waits: from the question to the first token; None if there was none."""
         return self.first_token_s
 
     @property
     def ttft_from_context_complete_s(self) -> float | None:
+        """From the end of the retrieval to the first token: the published definition of TTFT, with retrieval excluded.
+        None if there was none."""
         return None if self.first_token_s is None else self.first_token_s - self.retrieval_s
 
 
@@ -195,14 +210,6 @@ class Answer:
         }
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{html.escape(source.title)}</td><td>{html.escape(source.source)}</td>"
-            f"<td style='text-align:right'>{source.num_tokens}</td></tr>"
-            for source in self.sources
-        )
-        complete = self.timings.ttft_from_context_complete_s
-        ttft = "" if complete is None else f"first token {complete:.2f} s after the context was complete; "
-        return (
-            f"<p>{html.escape(self.text)}</p><p><small>{ttft}retrieval {self.timings.retrieval_s:.2f} s</small></p>"
-            f"<table><thead><tr><th>title</th><th>source</th><th>tokens</th></tr></thead><tbody>{rows}</tbody></table>"
-        )
+        from stream2llm_sdk.display.answer_view import answer_html
+
+        return answer_html(self)

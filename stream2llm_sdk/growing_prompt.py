@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -20,7 +21,10 @@ from stream2llm_sdk.placement import (
     fit_replace,
 )
 
-__all__ = ["Prompt", "PromptChange", "Section", "chunk_order_of", "positive_or_none"]
+__all__ = ["Contents", "Prompt", "PromptChange", "Section", "chunk_order_of", "positive_or_none"]
+
+Contents = tuple[tuple[Sequence[Fitted], Sequence[DroppedChunk]], ...]
+"""For each section of a prompt what it holds, and what was cut or left out of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,7 @@ class Prompt:
 
     @property
     def num_context_tokens(self) -> int:
+        """Tokens of context so far."""
         return len(self._ids) - len(self._head)
 
     @property
@@ -117,6 +122,11 @@ class Prompt:
         """What was cut or left out: of everything appended, and of the latest replacement."""
         return tuple(chain.from_iterable(section._dropped for section in self._sections))
 
+    @property
+    def contents(self) -> Contents:
+        """What the sections hold, in the prompt's order. Later updates make new lists and leave these as they are."""
+        return tuple((section._fitted, section._dropped) for section in self._sections)
+
     def section(
         self,
         name: str,
@@ -125,7 +135,7 @@ class Prompt:
         max_tokens: int | None = None,
         order: ChunkOrder | str | None = None,
     ) -> Section:
-        """The section called `name`, made when it is asked for first.
+        """The section called `name`, made when it is asked for first, for a retriever of this `mode`.
 
         Sections in append mode come before those in update mode, so that what is stable goes first. They
         share the context's room, first come first served, each up to its own `max_tokens` if it has one.
@@ -161,6 +171,11 @@ class Prompt:
             names = ", ".join(repr(section.name) for section in self._sections)
             raise ConfigurationError(f"the prompt has sections {names}: apply the update to one of these")
         return self._sections[0].apply(update)
+
+    def _repr_html_(self) -> str:
+        from stream2llm_sdk.display.prompt_view import prompt_html
+
+        return prompt_html(self)
 
     def _relayout(self) -> PromptChange:
         before = self._ids

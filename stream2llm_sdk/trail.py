@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import html
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,9 +15,10 @@ __all__ = ["EventTrail", "EventType", "Interval", "TrailEvent"]
 
 
 class EventType(StrEnum):
-    """What can happen to a request. States last until the next state; marks do not end a state.
+    """What can happen to a request. The states, which come first here, last until the next state; marks do not end a
+    state.
 
-    States
+    Attributes:
         QUEUED: waits in the engine and holds no KV.
         SCHEDULED: has tokens in the engine's current step.
         KV_ON_GPU: holds KV, but is not scheduled in the current step.
@@ -27,9 +27,7 @@ class EventType(StrEnum):
         PREEMPTED_SWAP: its KV was moved to host memory (the same data).
         FINISHED: the answer is complete; nothing of the request is left in the engine.
         ABORTED: ended from outside, or refused; nothing of the request is left in the engine.
-
-    Marks
-        CHUNK_ARRIVED: more prompt was sent (`num_tokens`: the new part).
+        CHUNK_ARRIVED: a mark: more prompt was sent (`num_tokens`: the new part).
         PROMPT_UPDATED: the engine applied it (`lcp`: tokens in common with the prompt before, `num_tokens`: the
             prompt's length now, `num_invalidated`: computed tokens that became void).
         CONTEXT_COMPLETE: the prompt was finished by its sender.
@@ -55,10 +53,12 @@ class EventType(StrEnum):
 
     @property
     def is_state(self) -> bool:
+        """Whether it lasts until the next state."""
         return self not in _MARKS
 
     @property
     def is_terminal(self) -> bool:
+        """Whether nothing comes after it."""
         return self in _TERMINAL
 
 
@@ -94,7 +94,12 @@ class TrailEvent:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """One state and how long it lasted, in seconds from the trail's first event."""
+    """One state and how long it lasted.
+
+    Attributes:
+        type: the state.
+        start_s, end_s: when, in seconds from the trail's first event.
+    """
 
     type: EventType
     start_s: float
@@ -102,6 +107,7 @@ class Interval:
 
     @property
     def duration_s(self) -> float:
+        """How long, in seconds."""
         return self.end_s - self.start_s
 
 
@@ -110,6 +116,10 @@ class EventTrail(Sequence[TrailEvent]):
 
     Events stamped by the application and events stamped by the engine come from one monotonic clock (both run on
     one host), and are merged by time.
+
+    Args:
+        request_id: the request's name in the engine.
+        events: in any order.
     """
 
     def __init__(self, request_id: str, events: Iterable[TrailEvent]) -> None:
@@ -118,7 +128,7 @@ class EventTrail(Sequence[TrailEvent]):
 
     @classmethod
     def from_records(cls, request_id: str, records: Iterable[Sequence[Any]]) -> EventTrail:
-        """Builds a trail of the engine's records: `(type, monotonic_s, wall_s, data)` each."""
+        """Builds the trail of `request_id` of the engine's `records`: `(type, monotonic_s, wall_s, data)` each."""
         return cls(request_id, (TrailEvent(EventType(t), m, w, d or {}) for t, m, w, d in records))
 
     def __len__(self) -> int:
@@ -207,12 +217,6 @@ class EventTrail(Sequence[TrailEvent]):
             writer.writerows([*list(row.values())[:-1], json.dumps(row["data"])] for row in self.rows())
 
     def _repr_html_(self) -> str:
-        cells = "".join(
-            f"<tr><td style='text-align:right'>{row['at_s']:.3f}</td><td>{row['type']}</td>"
-            f"<td>{html.escape(', '.join(f'{k}={v}' for k, v in row['data'].items()))}</td></tr>"
-            for row in self.rows()
-        )
-        return (
-            f"<table><caption>{html.escape(self.request_id)}</caption>"
-            f"<thead><tr><th>s</th><th>event</th><th></th></tr></thead><tbody>{cells}</tbody></table>"
-        )
+        from stream2llm_sdk.display.trail_view import trail_html
+
+        return trail_html(self)

@@ -15,7 +15,7 @@ from stream2llm_sdk.tokenizer import Tokenizer
 from stream2llm_sdk.traces.token_counts import TokenCounts
 from stream2llm_sdk.traces.trace import Trace
 
-__all__ = ["Distribution", "UpdateStatistics", "WorkloadStatistics", "workload_statistics"]
+__all__ = ["Distribution", "UpdateStatistics", "WorkloadStatistics", "num_common_documents", "workload_statistics"]
 
 _MUCH_INVALIDATED_TOKENS = 10_000
 
@@ -80,6 +80,7 @@ class WorkloadStatistics:
             sent.
         chunks_per_query: updates of a trace, counted so.
         update: only for traces that replace their context.
+        failures_per_query: sources that failed, such as pages; None where no trace has recorded any.
     """
 
     name: str
@@ -90,10 +91,16 @@ class WorkloadStatistics:
     inter_chunk_ms: Distribution | None
     chunks_per_query: Distribution
     update: UpdateStatistics | None
+    failures_per_query: Distribution | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
+
+    def _repr_html_(self) -> str:
+        from stream2llm_sdk.display.trace_view import statistics_html
+
+        return statistics_html(self)
 
 
 def workload_statistics(
@@ -126,6 +133,7 @@ def _statistics(
         num_template_tokens + counts.query(trace) + sum(map(counts.chunk, trace.final_chunks)) for trace in traces
     ]
     is_update = traces[0].mode is ContextMode.UPDATE
+    num_failures = [len(trace.failures) for trace in traces]
     gaps_ms = [1000 * gap_s for trace in traces for gap_s in _gaps_s(trace)]
     return WorkloadStatistics(
         name=name,
@@ -136,6 +144,7 @@ def _statistics(
         chunks_per_query=_some([len(trace.updates) for trace in traces]),
         update=_update_statistics(traces, counts) if is_update else None,
         token_source=", ".join(sorted(counts.sources)),
+        failures_per_query=_some(num_failures) if any(num_failures) else None,
     )
 
 
@@ -154,7 +163,7 @@ def _update_statistics(traces: Sequence[Trace], counts: TokenCounts) -> UpdateSt
     for trace in traces:
         begin = len(invalidated)
         for before, after in zip(trace.updates, trace.updates[1:], strict=False):
-            kept = _common_prefix(before.update.chunks, after.update.chunks)
+            kept = num_common_documents(before.update.chunks, after.update.chunks)
             first_change.append(kept)
             invalidated.append(sum(map(counts.chunk, before.update.chunks[kept:])))
         per_query.append(sum(invalidated[begin:]))
@@ -166,8 +175,8 @@ def _update_statistics(traces: Sequence[Trace], counts: TokenCounts) -> UpdateSt
     )
 
 
-def _common_prefix(before: Sequence[Chunk], after: Sequence[Chunk]) -> int:
-    """How many documents both begin with."""
+def num_common_documents(before: Sequence[Chunk], after: Sequence[Chunk]) -> int:
+    """How many documents two contexts both begin with: what an update leaves as it is."""
     kept = 0
     for old, new in zip(before, after, strict=False):
         if (old.source, old.text) != (new.source, new.text):

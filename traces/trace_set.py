@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from stream2llm_sdk.errors import ConfigurationError, TraceError
 from stream2llm_sdk.files import require_writable
@@ -14,11 +14,19 @@ from stream2llm_sdk.traces.anns_format import ANNS, anns_maps, read_anns, write_
 from stream2llm_sdk.traces.crawler_format import CRAWLER, crawler_files, read_crawler, write_crawler
 from stream2llm_sdk.traces.parquet_format import PARQUET, read_parquet, write_parquet
 from stream2llm_sdk.traces.trace import Trace, check_unique
+from stream2llm_sdk.traces.traffic_format import TRAFFIC, read_traffic, traffic_files
 
-__all__ = ["FORMATS", "TraceSet", "check_target", "read_traces", "write_traces"]
+if TYPE_CHECKING:
+    from stream2llm_sdk.display.plots import Plot
+    from stream2llm_sdk.tokenizer import Tokenizer
+
+__all__ = ["FORMATS", "READABLE", "TraceSet", "check_target", "read_traces", "write_traces"]
 
 FORMATS = (CRAWLER, ANNS, PARQUET)
 """The published crawler and vector-search formats, and our own."""
+
+READABLE = (*FORMATS, TRAFFIC)
+"""What can be read: these, and the folder of an application that records its traffic."""
 
 _MAX_SKIPPED = 100_000
 
@@ -45,6 +53,25 @@ class TraceSet:
     def __getitem__(self, index: int) -> Trace:
         return self.traces[index]
 
+    def plot(self, *, tokenizer: Tokenizer | None = None) -> Plot:
+        """Distributions of the context's tokens, of the retrieval's time and of the number of updates.
+
+        Args:
+            tokenizer: counts the tokens that the traces do not record; without one they are estimated.
+
+        Raises:
+            ConfigurationError: there are no traces.
+            MissingExtraError: matplotlib is not installed.
+        """
+        from stream2llm_sdk.display.trace_plots import plot_traces
+
+        return plot_traces(self.traces, tokenizer)
+
+    def _repr_html_(self) -> str:
+        from stream2llm_sdk.display.trace_view import trace_set_html
+
+        return trace_set_html(self)
+
 
 def read_traces(
     path: str | Path,
@@ -56,9 +83,9 @@ def read_traces(
     """Reads a set of traces.
 
     Args:
-        path: a folder of `query_*.csv` (crawler), a folder with a `query_trace_map_*.json` or that file (anns), or a
-            `.parquet` file.
-        kind: one of `FORMATS`; left out, it is seen from the path.
+        path: a folder of `query_*.csv` (crawler), a folder with a `query_trace_map_*.json` or that file (anns), a
+            `.parquet` file, or a folder of recorded traffic (`StreamingRAG(record=…)`), also while it is recorded.
+        kind: one of `READABLE`; left out, it is seen from the path.
         on_error: 'raise' at the first trace that cannot be read, or 'skip' and collect why, of at most 100,000.
         limit: read at most so many.
 
@@ -155,25 +182,25 @@ def _items(path: Path, kind: str | None) -> Iterable[Trace | TraceError]:
     if not path.exists():
         raise TraceError("there is no such file or folder", file=path)
     kind = kind or _seen_kind(path)
-    if kind not in FORMATS:
-        raise ConfigurationError(f"kind={kind!r}: choose {_choices()}")
+    if kind not in READABLE:
+        raise ConfigurationError(f"kind={kind!r}: choose {_choices(READABLE)}")
     if not path.is_dir() and not path.is_file():
         raise TraceError("this is neither a folder nor a plain file", file=path)
-    if path.is_dir() != (kind == CRAWLER) and not (kind == ANNS and (path.is_dir() or path.is_file())):
-        raise TraceError(f"kind={kind!r} is a {'folder' if kind == CRAWLER else 'file'}, which this is not", file=path)
-    return {CRAWLER: read_crawler, ANNS: read_anns, PARQUET: read_parquet}[kind](path)
+    if kind != ANNS and path.is_dir() != (kind != PARQUET):
+        raise TraceError(f"kind={kind!r} is a {'file' if kind == PARQUET else 'folder'}, which this is not", file=path)
+    return {CRAWLER: read_crawler, ANNS: read_anns, PARQUET: read_parquet, TRAFFIC: read_traffic}[kind](path)
 
 
 def _seen_kind(path: Path) -> str:
     if path.is_dir():
-        found: Sequence[str] = [
-            name for name, files in ((CRAWLER, crawler_files(path)), (ANNS, anns_maps(path))) if files
-        ]
+        looks = {CRAWLER: crawler_files, ANNS: anns_maps, TRAFFIC: traffic_files}
+        found = [kind for kind, files in looks.items() if files(path)]
         if len(found) == 1:
             return found[0]
-        reason = "both query_*.csv and query_trace_map_*.json are in it: give kind='crawler' or 'anns'"
+        names = {CRAWLER: "query_*.csv", ANNS: "query_trace_map_*.json", TRAFFIC: "traffic-*.jsonl"}
         if not found:
-            reason = "neither query_*.csv nor query_trace_map_*.json is in it"
+            raise TraceError(f"neither {' nor '.join(names.values())} is in it", file=path)
+        reason = f"{' and '.join(names[kind] for kind in found)} are in it: give kind={_choices(found)}"
         raise TraceError(reason, file=path)
     kinds = {".parquet": PARQUET, ".json": ANNS}
     if path.suffix not in kinds:
@@ -181,5 +208,5 @@ def _seen_kind(path: Path) -> str:
     return kinds[path.suffix]
 
 
-def _choices() -> str:
-    return f"{', '.join(map(repr, FORMATS[:-1]))} or {FORMATS[-1]!r}"
+def _choices(kinds: Sequence[str] = FORMATS) -> str:
+    return f"{', '.join(map(repr, kinds[:-1]))} or {kinds[-1]!r}"

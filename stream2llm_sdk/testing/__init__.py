@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     )
     from stream2llm_sdk.testing.fake_engine import FakeEngine
     from stream2llm_sdk.testing.fake_request import FakeRequest, Operation
+    from stream2llm_sdk.testing.kv_lab import KVBlock, KVLab, KVSnapshot, SlotState
     from stream2llm_sdk.testing.scripted_retriever import ScriptedRetriever
 
 __all__ = [
@@ -28,8 +29,12 @@ __all__ = [
     "ConformanceReport",
     "FakeEngine",
     "FakeRequest",
+    "KVBlock",
+    "KVLab",
+    "KVSnapshot",
     "Operation",
     "ScriptedRetriever",
+    "SlotState",
     "check_retriever",
 ]
 
@@ -40,8 +45,12 @@ _MODULES = {
     "ConformanceReport": "conformance_report",
     "FakeEngine": "fake_engine",
     "FakeRequest": "fake_request",
+    "KVBlock": "kv_lab",
+    "KVLab": "kv_lab",
+    "KVSnapshot": "kv_lab",
     "Operation": "fake_request",
     "ScriptedRetriever": "scripted_retriever",
+    "SlotState": "kv_lab",
     "check_retriever": "conformance",
 }
 

@@ -11,6 +11,14 @@ __all__ = ["CheckOutcome", "CheckStatus", "ConformanceError", "ConformanceReport
 
 
 class CheckStatus(StrEnum):
+    """What became of a check.
+
+    Attributes:
+        PASSED: the retriever keeps the rule.
+        FAILED: it breaks it.
+        SKIPPED: it was not run.
+    """
+
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"
@@ -48,6 +56,7 @@ class ConformanceReport:
 
     @property
     def failed(self) -> tuple[CheckOutcome, ...]:
+        """The checks that failed."""
         return tuple(outcome for outcome in self.outcomes if outcome.status is CheckStatus.FAILED)
 
     def __getitem__(self, name: str) -> CheckOutcome:
@@ -57,8 +66,10 @@ class ConformanceReport:
         return "\n".join([f"{self.retriever}:", *map(str, self.outcomes)])
 
     def raise_for_failures(self) -> None:
-        """Raises:
-        ConformanceError: a check failed.
+        """Does nothing if no check failed.
+
+        Raises:
+            ConformanceError: a check failed.
         """
         if self.failed:
             raise ConformanceError(self)

@@ -38,6 +38,7 @@ class FakeEngine:
         prefill_tokens_per_s: how fast prompts are computed; None takes no time.
         decode_tokens_per_s: how fast one request's answer comes; None takes no time.
         vocabulary_size: token ids are below this number.
+        stream_limits: how much may be open at once; left out, anything.
 
     Attributes:
         requests: every request that was opened, in order.
@@ -96,10 +97,12 @@ class FakeEngine:
 
     @property
     def is_dead(self) -> bool:
+        """Whether `die` was called."""
         return self._died.is_set()
 
     @property
     def is_closed(self) -> bool:
+        """Whether it was closed."""
         return self._closed
 
     def pause(self) -> None:
@@ -107,6 +110,7 @@ class FakeEngine:
         self._going.clear()
 
     def resume(self) -> None:
+        """Goes on after `pause`."""
         self._going.set()
 
     async def expire(self) -> None:
@@ -136,7 +140,8 @@ class FakeEngine:
         tenant: str = "",
         tag: str = "",
     ) -> Stream2LLMStream:
-        """Opens a request. Of the sampling parameters `max_tokens` and `n` are checked, the others only kept.
+        """Opens a request; see `Engine.open` for the arguments. Of the sampling parameters `max_tokens` and `n` are
+        checked, the others only kept.
 
         Raises:
             PromptError, PromptTooLongError, EmptyPromptError: the prompt is refused.
@@ -192,7 +197,7 @@ class FakeEngine:
     async def submit(
         self, request_id: str, token_ids: list[int], params: SimpleNamespace, arrival_time: float
     ) -> FakeRequest:
-        """Takes a new request."""
+        """Takes a new request; see `Stream2LLMEngine.submit` for the arguments."""
         await self.turn()
         flags = params.extra_args[EXTRA_ARGS_KEY]
         request = FakeRequest(self, request_id, token_ids, params.sampling, flags, arrival_time)
@@ -201,7 +206,7 @@ class FakeEngine:
         return request
 
     async def call(self, operation: str, arguments: list[Any]) -> Any:
-        """What streams ask of the scheduler: 'update', 'progress' or 'trail'."""
+        """What streams ask of the scheduler: the `operation` 'update', 'progress' or 'trail', with its `arguments`."""
         if operation == "update":
             request_id, kind, data, final, sent_s = arguments
             await self.turn()
@@ -260,7 +265,7 @@ class FakeEngine:
         return self._answer if isinstance(self._answer, str) else self._answer(prompt_ids)
 
     def set_final_prompt(self, request_id: str, params: object, tokens: TokenArray) -> None:
-        """There is no front end that would have to know."""
+        """There is no front end that would have to know; see `Stream2LLMEngine.set_final_prompt` for the arguments."""
 
     def drop(self, request: FakeRequest) -> None:
         """Forgets an ended request; `requests` keeps it."""

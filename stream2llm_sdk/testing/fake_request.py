@@ -38,7 +38,7 @@ class Operation:
 
 
 class FakeRequest:
-    """A request as `FakeEngine` knows it; to its stream it is what vLLM's output collector is.
+    """A request, made by `FakeEngine`; to its stream it is what vLLM's output collector is.
 
     Attributes:
         request_id: its name.
@@ -86,20 +86,30 @@ class FakeRequest:
 
     @property
     def is_streaming_prompt(self) -> bool:
+        """Whether the prompt was opened to grow."""
         return self._prompt.is_streaming_prompt
 
     @property
     def is_streaming_prompt_finished(self) -> bool:
+        """Whether the prompt is complete."""
         return not self._prompt.is_open
 
     @property
     def is_prompt_update(self) -> bool:
+        """Whether updates replace the prompt (update mode) or only append to it."""
         return self._prompt.is_prompt_update
 
     # ---- the prompt ---------------------------------------------------------------------------------------------
 
     def update(self, kind: str, data: bytes, final: bool, sent_s: float) -> dict[str, Any]:
-        """Changes the prompt, and says what that did as the engine's scheduler does."""
+        """Changes the prompt, and says what that did as the engine's scheduler does.
+
+        Args:
+            kind: 'append' or 'replace'.
+            data: token ids, little-endian int32.
+            final: whether this completes the prompt.
+            sent_s: when it was sent, on the monotonic clock.
+        """
         if not self._prompt.is_open:
             return {"error": "finished"}
         given = token_array(data)
@@ -188,6 +198,7 @@ class FakeRequest:
         self._may_speak.set()
 
     def end(self, state: EventType, reason: str) -> None:
+        """Ends in this `state`, for this `reason`."""
         self._rest()
         self._trail.end(self.request_id, state, reason=reason, **self._prompt.counters())
         self._engine.drop(self)

@@ -62,6 +62,7 @@ class ScriptedRetriever:
         self.is_closed = False
 
     async def stream(self, query: str) -> AsyncIterator[ContextUpdate | SourceFailure]:
+        """Follows the script."""
         self.queries.append(query)
         steps = self._checked(self._script(query)) if callable(self._script) else self._script
         self.num_live += 1
@@ -83,6 +84,7 @@ class ScriptedRetriever:
                 self.num_closed += not is_exhausted
 
     async def aclose(self) -> None:
+        """Notes that it was closed."""
         self.is_closed = True
 
     def _checked(self, steps: Iterable[Step]) -> list[Any]:

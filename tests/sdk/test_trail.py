@@ -131,7 +131,6 @@ def test_the_table_shows_text_as_text() -> None:
     assert "<b>" not in table
     assert "&lt;b&gt;never" in table
     assert "QUEUED" in table
-    assert "<table>" in trail_of()._repr_html_()
 
 
 STATES = st.sampled_from([S, K, PREEMPTED, Q])

@@ -18,7 +18,7 @@ from typing import Any
 from stream2llm_sdk.traces.replayed_request import ReplayedRequest
 from stream2llm_sdk.trail import EventType
 
-__all__ = ["Mark", "Phase", "RequestTrail", "Span", "request_trail"]
+__all__ = ["Mark", "Phase", "RequestTrail", "Span", "phase_spans", "request_trail"]
 
 
 class Phase(StrEnum):
@@ -109,17 +109,19 @@ _NEWS = (EventType.CHUNK_ARRIVED, EventType.PROMPT_UPDATED, EventType.CONTEXT_CO
 
 def request_trail(request: ReplayedRequest, marks: Sequence[Mark]) -> RequestTrail:
     """The trail of a request, made of its engine's events; without any, of its own times."""
-    return RequestTrail(request, tuple(_spans(request, marks)), tuple(marks))
+    has_trail = any(mark.type.is_state for mark in marks)
+    spans = phase_spans(marks, request.arrival_s) if has_trail else _spans_without_trail(request)
+    return RequestTrail(request, tuple(spans), tuple(marks))
 
 
-def _spans(request: ReplayedRequest, marks: Sequence[Mark]) -> Iterator[Span]:
+def phase_spans(marks: Sequence[Mark], arrival_s: float) -> Iterator[Span]:
+    """What a request was doing since its question came, told from its trail; nothing if there are no states in it."""
     states = [index for index, mark in enumerate(marks) if mark.type.is_state]
     if not states:
-        yield from _spans_without_trail(request)
         return
     first_s = marks[states[0]].run_s
-    if first_s > request.arrival_s:
-        yield Span(Phase.RETRIEVING, request.arrival_s, first_s)
+    if first_s > arrival_s:
+        yield Span(Phase.RETRIEVING, arrival_s, first_s)
     news = _NewsCount()
     news.take(marks[: states[0]])
     for here, following in itertools.pairwise(states):
