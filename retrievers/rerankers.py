@@ -24,13 +24,15 @@ _MOST_WAIT_S = 5.0
 
 @runtime_checkable
 class Reranker(Protocol):
-    """Scores passages. `name` is shown where it fails."""
+    """Scores passages."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What it is called where it fails."""
+        ...
 
     async def score(self, query: str, texts: Sequence[str]) -> Sequence[float]:
-        """How well each text answers the query, larger is better, in the order of the texts."""
+        """How well each of the `texts` answers the `query`, larger is better, in their order."""
         ...
 
     async def aclose(self) -> None:
@@ -92,7 +94,12 @@ def _without_stop(function: Callable[..., Any], *args: Any) -> Any:
 
 
 class FunctionReranker:
-    """A function of the query and the texts; one that is not `async def` runs in a thread, one call at a time."""
+    """A function as a reranker.
+
+    Args:
+        function: of the query and the texts; returns their scores. One that is not `async def` runs in a thread, one
+            call at a time.
+    """
 
     def __init__(self, function: Callable[[str, Sequence[str]], Sequence[float] | Awaitable[Sequence[float]]]) -> None:
         self._function = function
@@ -103,7 +110,7 @@ class FunctionReranker:
         return f"FunctionReranker({self.name})"
 
     async def score(self, query: str, texts: Sequence[str]) -> Sequence[float]:
-        """What the function returns."""
+        """What the function returns for `query` and `texts`."""
         call: Any = self._function
         if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None)):  # noqa: B004
             scores: Sequence[float] = await call(query, texts)
@@ -166,7 +173,8 @@ class CrossEncoderReranker:
         await self._thread.call(self._loaded)
 
     async def score(self, query: str, texts: Sequence[str]) -> list[float]:
-        """The model's score of each text, after its own activation. Raises as the class says."""
+        """The model's score of each of the `texts` for the `query`, after its own activation. Raises as the class
+        says."""
         stop = threading.Event()
         try:
             scores: list[float] = await self._thread.call(self._predict, query, texts, stop)
@@ -265,7 +273,11 @@ class EndpointReranker:
         return f"EndpointReranker({self.name!r})"
 
     async def score(self, query: str, texts: Sequence[str]) -> list[float]:
-        """Raises RetrievalError when the server refuses, answers otherwise, or not in all its tries."""
+        """The server's score of each of the `texts` for the `query`.
+
+        Raises:
+            RetrievalError: the server refuses, answers otherwise, or not in all its tries.
+        """
         if not texts:
             return []
         body = {"model": self._model, "query": _clean(query), "documents": [_clean(text) for text in texts]}

@@ -6,9 +6,9 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stream2llm_sdk.errors import ConfigurationError, EngineError, EngineStartError
 from stream2llm_sdk.files import require_writable
@@ -24,6 +24,9 @@ from stream2llm_sdk.serving.cost_curve import (
     num_pairs,
 )
 from stream2llm_sdk.serving.cost_model import CostModel
+
+if TYPE_CHECKING:
+    from stream2llm_sdk.display.plots import Plot
 
 __all__ = ["CalibrationReport", "Progress", "calibrate", "hardware_name"]
 
@@ -49,6 +52,7 @@ class CalibrationReport:
         longest_copy: tokens of the largest copy measured.
         max_model_len: the longest prompt and answer that the engine was started for.
         elapsed_s: seconds that all of it took.
+        samples: what was measured, by the names of `fit`: whole prompts, and copies each way.
     """
 
     model: CostModel
@@ -57,11 +61,27 @@ class CalibrationReport:
     longest_copy: int
     max_model_len: int
     elapsed_s: float
+    samples: Mapping[str, Sequence[Sample]] = field(default_factory=dict, repr=False)
 
     @property
     def is_good(self) -> bool:
         """Whether every part of it fits."""
         return all(quality.is_good for quality in self.fit.values())
+
+    def plot(self) -> Plot:
+        """The fitted curves with what was measured, up to the longest prompt of the engine.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        from stream2llm_sdk.display.cost_plots import cost_plot
+
+        return cost_plot(self.model, max(2, self.max_model_len), self.samples)
+
+    def _repr_html_(self) -> str:
+        from stream2llm_sdk.display.cost_view import calibration_html
+
+        return calibration_html(self)
 
 
 def calibrate(
@@ -121,6 +141,7 @@ def calibrate(
         longest_copy=max(sample.num_tokens for sample in outs),
         max_model_len=max_model_len,
         elapsed_s=clock.elapsed_s,
+        samples={"recompute": tuple(prefills), "swap_out": tuple(outs), "swap_in": tuple(ins)},
     )
 
 

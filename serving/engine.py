@@ -96,7 +96,9 @@ class Stream(Protocol):
     """
 
     @property
-    def request_id(self) -> str: ...
+    def request_id(self) -> str:
+        """Its name in the engine."""
+        ...
 
     @property
     def is_streaming_prompt(self) -> bool:
@@ -118,7 +120,8 @@ class Stream(Protocol):
         ...
 
     async def replace(self, token_ids: Sequence[int], *, final: bool = False) -> PromptUpdate:
-        """Gives the whole prompt anew; the KV of the common prefix is kept. Update mode only. `final` finishes it."""
+        """Gives the whole prompt anew as `token_ids`; the KV of the common prefix is kept. Update mode only. `final`
+        finishes it."""
         ...
 
     async def finish(self, token_ids: Sequence[int] = ()) -> PromptUpdate:
@@ -148,7 +151,9 @@ class Engine(Protocol):
     """Serves many requests at once."""
 
     @property
-    def limits(self) -> EngineLimits: ...
+    def limits(self) -> EngineLimits:
+        """What one request may use."""
+        ...
 
     async def open(
         self,
@@ -162,8 +167,18 @@ class Engine(Protocol):
         tenant: str = "",
         tag: str = "",
     ) -> Stream:
-        """Opens a request with the beginning of its prompt (with all of it, if `finished`), for a tenant, with a kind
-        of context."""
+        """Opens a request with the beginning of its prompt.
+
+        Args:
+            token_ids: the beginning of the prompt, or all of it. May be empty while the prompt is open.
+            sampling: fields of vLLM's `SamplingParams`.
+            mode: 'append', or 'update' for a prompt that may be replaced.
+            finished: whether the prompt is complete already (a plain request).
+            request_id: a name for it, made up if left out.
+            arrival_time: seconds since the epoch by which FCFS ranks it; now, if left out.
+            tenant: who it belongs to: limits and fair shares are kept for each tenant.
+            tag: what kind of context it gets, such as the retriever's name; forecasts are learned for each tag.
+        """
         ...
 
     async def aclose(self) -> None:

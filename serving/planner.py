@@ -114,6 +114,11 @@ class Plan:
             return num_wanted
         return min(num_wanted, self.num_tokens.get(request_id, 0))
 
+    def _repr_html_(self) -> str:
+        from stream2llm_sdk.display.plan_view import plan_html
+
+        return plan_html(self)
+
 
 Holders = Callable[[], Iterable[Candidate]]
 """Gives the requests whose KV may be taken now. Called at most once a plan, and only when memory is short."""

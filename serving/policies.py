@@ -217,6 +217,8 @@ POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {
     **{policy.name: policy for policy in (DefaultVLLM, FCFS, LCAS, MCPS, SJF, SVF, OneBitSVF, SRPF)},
     "ADAPTIVE": _adaptive,
 }
+"""What makes each policy, by name."""
+
 _ALIASES = {"SHORTEST_COMPLETE": "SRPF"}
 
 

@@ -308,7 +308,12 @@ class Stream2LLMEngine:
     async def generate(
         self, token_ids: Sequence[int], sampling: Mapping[str, Any] | SamplingParams | None = None
     ) -> AsyncIterator[StreamOutput]:
-        """A plain request: a whole prompt in, outputs as they come. Closing the iterator aborts it."""
+        """A plain request: a whole prompt in, outputs as they come. Closing the iterator aborts it.
+
+        Args:
+            token_ids: the prompt.
+            sampling: as for `open`.
+        """
         async with await self.open(token_ids, sampling, finished=True) as stream:
             async for output in stream:
                 yield output
@@ -338,7 +343,14 @@ class Stream2LLMEngine:
     async def submit(
         self, request_id: str, token_ids: list[int], params: SamplingParams, arrival_time: float
     ) -> RequestOutputCollector:
-        """Hands a request to vLLM. On any failure vLLM is left without it."""
+        """Hands a request to vLLM. On any failure vLLM is left without it.
+
+        Args:
+            request_id: its name.
+            token_ids: its prompt so far.
+            params: its sampling parameters.
+            arrival_time: seconds since the epoch.
+        """
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import TokensPrompt
 
@@ -362,7 +374,8 @@ class Stream2LLMEngine:
             await self._llm.abort(engine_request_id, internal=True)
 
     async def call(self, operation: str, arguments: list[Any]) -> Any:
-        """Calls the scheduler in the engine-core process; ends with an error if that process does."""
+        """Calls an `operation` of the scheduler in the engine-core process with these `arguments`; ends with an error
+        if that process does."""
         llm = self._running()
         answer = asyncio.ensure_future(llm.engine_core.call_utility_async("scheduler", operation, arguments))
         try:
@@ -380,7 +393,13 @@ class Stream2LLMEngine:
 
     def set_final_prompt(self, engine_request_id: str, params: SamplingParams, tokens: TokenArray) -> None:
         """Tells vLLM's front end the whole prompt, so that detokenisation starts behind its last token and the
-        request's output reports its length."""
+        request's output reports its length.
+
+        Args:
+            engine_request_id: vLLM's name for the request.
+            params: its sampling parameters.
+            tokens: the prompt.
+        """
         from types import SimpleNamespace
 
         from vllm.v1.engine.detokenizer import IncrementalDetokenizer

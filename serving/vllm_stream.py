@@ -67,7 +67,7 @@ def checked_token_ids(token_ids: Sequence[int], vocabulary_size: int) -> TokenAr
 
 
 class Stream2LLMStream:
-    """A request with a prompt that may still change. `Stream2LLMEngine.open` makes it."""
+    """A request with a prompt that may still change, made by `Stream2LLMEngine.open`."""
 
     def __init__(
         self,
@@ -111,14 +111,17 @@ class Stream2LLMStream:
 
     @property
     def is_streaming_prompt(self) -> bool:
+        """Whether the prompt was opened to grow."""
         return self._streaming
 
     @property
     def is_streaming_prompt_finished(self) -> bool:
+        """Whether the prompt is complete."""
         return self._finished
 
     @property
     def is_prompt_update(self) -> bool:
+        """Whether updates replace the prompt (update mode) or only append to it."""
         return self.mode is ContextMode.UPDATE
 
     @property
@@ -159,8 +162,8 @@ class Stream2LLMStream:
         return await self._update("append", token_ids, final=False)
 
     async def replace(self, token_ids: Sequence[int], *, final: bool = False) -> PromptUpdate:
-        """Gives the whole prompt anew. What it has in common with the prompt before is not computed again. `final`
-        finishes the prompt with it.
+        """Gives the whole prompt anew as `token_ids`. What it has in common with the prompt before is not computed
+        again. `final` finishes the prompt with it.
 
         Raises:
             UnsupportedFeatureError: the stream was opened in append mode.
@@ -226,7 +229,8 @@ class Stream2LLMStream:
             raise StreamFinishedError(f"{self.request_id}: the prompt was finished; open a new stream")
 
     def check_length(self, num_tokens: int, *, final: bool) -> None:
-        """Raises PromptTooLongError or EmptyPromptError for a prompt of so many tokens that the engine cannot serve."""
+        """Raises PromptTooLongError or EmptyPromptError for a prompt of `num_tokens` tokens, complete if it is `final`,
+        that the engine cannot serve."""
         limit = self._engine.limits.max_prompt_tokens
         if num_tokens > limit:
             raise PromptTooLongError(

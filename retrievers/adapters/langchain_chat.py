@@ -57,6 +57,7 @@ class StreamingRAGChat(BaseChatModel):
     Args:
         rag: the `StreamingRAG`; it stays its owner's to close.
         condense: makes what the retrievers are asked for of all messages; may be a coroutine function.
+        fields: others of LangChain's `BaseChatModel`, such as `callbacks`.
     """
 
     rag: Any

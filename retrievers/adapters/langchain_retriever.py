@@ -34,6 +34,7 @@ class LangChainRetriever(BaseRetriever):
     Args:
         retriever: the retriever, or an async generator function of the query. It stays its owner's to close.
         max_documents: most documents; left out, all.
+        fields: others of LangChain's `BaseRetriever`, such as `tags`.
 
     Raises:
         ConfigurationError: it is no retriever.

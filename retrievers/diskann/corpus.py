@@ -14,7 +14,7 @@ from stream2llm_sdk.context import Chunk
 from stream2llm_sdk.errors import BadDocumentError, ConfigurationError, MissingExtraError
 from stream2llm_sdk.retrievers.diskann.corpus_files import READERS, Row, reader_of
 
-__all__ = ["Corpus", "CorpusColumns", "open_corpus"]
+__all__ = ["Corpus", "CorpusColumns", "open_corpus", "open_rows"]
 
 HUB_PREFIX = "hub:"
 
@@ -149,6 +149,18 @@ def open_corpus(
         size = sum(file.stat().st_size for file in files)
         rows = _FileRows(Path(name), files)
     return Corpus(name, rows, columns=chosen, size_bytes=size, skip_bad=skip_bad, limit=limit)
+
+
+def open_rows(source: str | os.PathLike[str]) -> Iterator[Row]:
+    """The rows of a source that `open_corpus` takes, as they are: of questions, for one.
+
+    Raises:
+        ConfigurationError: there is no such file, it is of no such kind, or it cannot be read.
+        MissingExtraError: pyarrow or datasets is not installed.
+    """
+    name = os.fspath(source)
+    rows = _hub_rows(name) if name.startswith(HUB_PREFIX) else _FileRows(Path(name), _files(Path(name)))
+    return rows(lambda num_bytes: None)
 
 
 def _files(path: Path) -> list[Path]:

@@ -137,6 +137,10 @@ class DynamicDiskANN:
     def delete(self, document_ids: Iterable[str], *, missing_ok: bool = False) -> int:
         """Deletes documents by id, all or none; returns how many there were.
 
+        Args:
+            document_ids: which.
+            missing_ok: an id that is not known is no error.
+
         Raises:
             ConfigurationError: an id is not known, and `missing_ok` is False.
             RetrievalError: the index is closed.
@@ -177,7 +181,8 @@ class DynamicDiskANN:
             return len(freed)
 
     def begin_search(self, query: str, options: SearchOptions | None = None, filter: FilterLike = None) -> MemorySearch:
-        """A search that can be stepped; blocks while it embeds the query. Raises as `search` does."""
+        """A search that can be stepped; blocks while it embeds the query. Takes and raises what `search` does; see
+        `search` for the arguments."""
         if not isinstance(query, str) or not query.strip():
             raise RetrievalError(f"the query is empty: {query!r:.80}")
         checked = MetadataFilter.of(filter)
@@ -193,6 +198,8 @@ class DynamicDiskANN:
         """The `k` best documents that pass the filter, best first.
 
         Args:
+            query: the question.
+            options: `k` and the search's size; None means `SearchOptions()`.
             filter: as `MetadataFilter` says, over the documents' metadata.
 
         Raises:
@@ -205,7 +212,7 @@ class DynamicDiskANN:
         return self.chunks(search)
 
     def chunks(self, search: MemorySearch, known: dict[int, Chunk] | None = None) -> list[Chunk]:
-        """The documents in a search's pool that are still there, best first: fewer than `k` if some of them were
+        """The documents in the pool of `search` that are still there, best first: fewer than `k` if some of them were
         deleted since the search began. `known` is not used."""
         with self._state:
             self._check_open()

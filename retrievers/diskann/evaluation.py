@@ -83,7 +83,11 @@ def evaluate(
     Reads all vectors once, in blocks. Sizes below `k` are left out.
 
     Args:
+        directory: the folder of the index.
         queries: questions.
+        k: how many documents are to be found.
+        list_sizes: sizes `L` of the search list.
+        beam_width: `W`, nodes read from disk at once.
         embedder: as for `DiskANNIndex.open`.
         on_progress: called with what begins.
 

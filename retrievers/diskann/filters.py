@@ -156,6 +156,11 @@ class _Combination:
 class MetadataFilter:
     """A filter that was checked, ready to be asked.
 
+    Args:
+        filter: written as in MongoDB, such as `{"source": {"$in": ["a", "b"]}, "year": {"$gte": 2023}}`. A field's
+            condition is a value, which must be equal, or operators: `$eq`, `$ne`, `$in`, `$nin`, `$gt`, `$gte`, `$lt`,
+            `$lte`, `$exists`. `$and`, `$or` and `$not` combine filters.
+
     Raises:
         ConfigurationError: the filter is not written as this module says.
     """

@@ -42,7 +42,7 @@ class _Documents(Protocol):
 class DiskANNIndex:
     """An open index. Any number of threads may search it at once.
 
-    Get one from `build_index()`, `DiskANNIndex.open()` or `DiskANNIndex.open_native()`; close it with `close()` or use
+    It is made by `build_index()`, `DiskANNIndex.open()` or `DiskANNIndex.open_native()`; close it with `close()` or use
     it in a `with` block. Its product quantiser's codes (a quarter of a byte a dimension and document) are in memory;
     vectors, graph and documents stay on disk.
 
@@ -81,6 +81,7 @@ class DiskANNIndex:
         """Opens an index and checks its files; blocks while it reads the quantiser's codes.
 
         Args:
+            directory: the folder of the index.
             embedder: the one that the index was built with. None makes the one that the manifest names, or
                 WordLlama.
 
@@ -132,6 +133,7 @@ class DiskANNIndex:
         """Opens an index that diskannpy's own `build_disk_index` made, with the documents that its rows stand for.
 
         Args:
+            directory: the folder of the index.
             documents: one for each row, in the order of the vectors; read when they are found. Filters are not
                 available.
             embedder: makes vectors of the same space as those in the index.
@@ -195,7 +197,8 @@ class DiskANNIndex:
         return allowed
 
     def begin_search(self, query: str, options: SearchOptions | None = None, filter: FilterLike = None) -> BeamSearch:
-        """A search that can be stepped; blocks while it embeds the query. Raises as `search` does."""
+        """A search that can be stepped; blocks while it embeds the query. Raises as `search` does; see `search` for
+        the arguments."""
         allowed = self.allowed(filter)
         return BeamSearch(self._graph, self.embed_query(query), options or SearchOptions(), allowed)
 
@@ -203,6 +206,8 @@ class DiskANNIndex:
         """The `k` best documents that pass the filter, best first, in one call.
 
         Args:
+            query: the question.
+            options: `k` and the search's size; None means `SearchOptions()`.
             filter: as `MetadataFilter` says, over the columns that the index was built with.
 
         Raises:
@@ -216,7 +221,8 @@ class DiskANNIndex:
         return self.chunks(search)
 
     def chunks(self, search: BeamSearch, known: dict[int, Chunk] | None = None) -> list[Chunk]:
-        """The documents in a search's pool, best first; those in `known` are not read again, the others added to it."""
+        """The documents in the pool of `search`, best first; those in `known` are not read again, the others added to
+        it."""
         known = {} if known is None else known
         pool = search.pool
         for node, distance in zip(pool.nodes, pool.distances, strict=True):
@@ -231,7 +237,7 @@ class DiskANNIndex:
         BeamSearch(self._graph, anywhere, options or SearchOptions()).advance(1)
 
     def chunk(self, node: int, distance: float) -> Chunk:
-        """The document of a node, with the score for this distance in the graph."""
+        """The document of a `node`, with the score for this `distance` in the graph."""
         return self._documents.read(node, score_of(distance, self.metric))
 
     def close(self) -> None:

@@ -129,6 +129,7 @@ class DiskANNRetriever:
         """Yields the current top-k, each time in place of the one before.
 
         Args:
+            query: the question.
             filter: for this question, in place of the retriever's own.
 
         Raises:

@@ -90,6 +90,7 @@ class StreamingPolicy:
 
     @property
     def estimate(self) -> StreamingEstimate:
+        """What was learnt so far."""
         prefill_s = self._known_prefill_s()
         with self._lock:
             search_s, fraction, again = self._search_s, self._first_fraction, self._again

@@ -94,6 +94,7 @@ class EndpointEmbedder:
 
     @property
     def spec(self) -> str:
+        """The text that `embedder_of` makes it from again."""
         return f"endpoint:{self._model}@{self._url}"
 
     @property

@@ -17,18 +17,20 @@ __all__ = ["Embedder", "embed_unit_vectors", "embed_vectors", "scaled_to_unit", 
 class Embedder(Protocol):
     """Turns text into vectors. Called from worker threads, possibly from several at a time.
 
-    `name` identifies the embedding space: it is stored with an index, and an index is only searched with an
-    embedder of the same name. `dim` is the length of every vector.
-
     An embedder may also have `embed_queries`, of the same form as `embed`, where a question is embedded unlike a
     document; and `spec`, the text that `embedder_of` makes it from again.
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Identifies the embedding space: it is stored with an index, and an index is only searched with an embedder
+        of the same name."""
+        ...
 
     @property
-    def dim(self) -> int: ...
+    def dim(self) -> int:
+        """The length of every vector."""
+        ...
 
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """One row a text, shape `(len(texts), dim)`. The rows need not be normalised."""
@@ -39,6 +41,8 @@ def embed_vectors(embedder: Embedder, texts: Sequence[str], *, queries: bool = F
     """The embedder's vectors as they are, shape `(len(texts), dim)`.
 
     Args:
+        embedder: makes them.
+        texts: what is embedded.
         queries: `texts` are questions, not documents.
 
     Raises:
@@ -74,6 +78,8 @@ def embed_unit_vectors(
     """Embeds `texts` and scales every row to length 1, so that squared L2 distance ranks like cosine.
 
     Args:
+        embedder: makes the vectors.
+        texts: what is embedded.
         label: names the text of a row in an error message.
         unit: False leaves the lengths as they are, for metrics that use them; zero is then no error.
         queries: `texts` are questions, not documents.

@@ -60,6 +60,7 @@ class SentenceTransformerEmbedder:
 
     @property
     def spec(self) -> str:
+        """The text that `embedder_of` makes it from again."""
         folder = Path(self._model_name)
         return f"sentence-transformers:{folder.resolve() if folder.is_dir() else self._model_name}"
 

@@ -27,8 +27,8 @@ class SparseEmbedder:
     et al. 1990). It is fitted to a sample of the documents themselves, and needs no weights and no GPU.
 
     It finds rare words and names that a small embedding model has no direction for, in any language that writes spaces;
-    the projection loses some of that: words that no sampled document has are ignored. Fit it with `fit` or read one
-    with `load`.
+    the projection loses some of that: words that no sampled document has are ignored. It is made by `fit`, or read by
+    `load`.
     """
 
     def __init__(self, features: npt.NDArray[np.int64], projection: npt.NDArray[np.float32]) -> None:
@@ -53,15 +53,17 @@ class SparseEmbedder:
 
     @property
     def spec(self) -> str:
+        """The text that `embedder_of` makes it from again."""
         return f"sparse:{self.dim}"
 
     @property
     def dim(self) -> int:
+        """The length of every vector."""
         return int(self._projection.shape[1])
 
     @classmethod
     def fit(cls, texts: Iterable[str], *, dim: int = 512, max_texts: int = 50_000, seed: int = 0) -> SparseEmbedder:
-        """Fits it to the first `max_texts` of `texts`. The same texts and seed give the same embedder.
+        """Fits it to the first `max_texts` of `texts`. The same texts and `seed` give the same embedder.
 
         Raises:
             ConfigurationError: a number is out of range, or there are too few texts or words for `dim` dimensions.

@@ -10,6 +10,7 @@ from stream2llm_sdk.retrievers.embedding.protocol import Embedder
 __all__ = ["EMBEDDER_FORMS", "embedder_of"]
 
 EMBEDDER_FORMS = "wordllama, sentence-transformers:MODEL, endpoint:MODEL@URL, or sparse[:DIMENSIONS]"
+"""What `embedder_of` takes, in words."""
 
 
 def embedder_of(spec: str, directory: Path | None = None) -> Embedder:

@@ -12,7 +12,7 @@ from typing import Any
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.retrievers.search.provider import SearchHit
 
-__all__ = ["DatasetURLs"]
+__all__ = ["DatasetURLs", "urls_of_metadata"]
 
 _MAX_METADATA_CHARS = 100_000
 
@@ -70,7 +70,7 @@ class DatasetURLs:
         return cls(urls)
 
     async def search(self, query: str, k: int) -> list[SearchHit]:
-        """At most `k` URLs of the question, in the data set's order."""
+        """At most `k` URLs of the question `query`, in the data set's order."""
         return [SearchHit(url) for url in self._urls.get(_key(query), ())[:k]]
 
 
@@ -85,12 +85,25 @@ def _question_and_urls(row: Mapping[str, Any], number: int) -> tuple[str, list[s
     if not isinstance(question, str) or metadata is None:
         found = ", ".join(map(str, row))
         raise ConfigurationError(f"row {number} lacks `problem` or `metadata`; its columns are: {found:.200}")
+    try:
+        return question, urls_of_metadata(metadata)
+    except ValueError as error:
+        raise ConfigurationError(f"row {number}: {error}") from None
+
+
+def urls_of_metadata(metadata: Any) -> list[str]:
+    """The list `urls` of a question's metadata, which is a mapping or, as SimpleQA has it, a Python literal of one.
+
+    Raises:
+        ValueError: it is neither, or names no list of URLs.
+    """
+    found = metadata
     if isinstance(metadata, str):
         try:
-            metadata = ast.literal_eval(metadata[:_MAX_METADATA_CHARS])
+            found = ast.literal_eval(metadata[:_MAX_METADATA_CHARS])
         except (ValueError, SyntaxError, MemoryError, RecursionError):
-            raise ConfigurationError(f"row {number}: metadata is no Python literal: {metadata!r:.120}") from None
-    urls = metadata.get("urls") if isinstance(metadata, Mapping) else None
+            raise ValueError(f"metadata is no Python literal: {metadata!r:.120}") from None
+    urls = found.get("urls") if isinstance(found, Mapping) else None
     if not isinstance(urls, (list, tuple)):
-        raise ConfigurationError(f"row {number}: metadata names no list of urls: {metadata!r:.120}")
-    return question, [url for url in urls if isinstance(url, str)]
+        raise ValueError(f"metadata names no list of urls: {metadata!r:.120}")
+    return [url for url in urls if isinstance(url, str)]

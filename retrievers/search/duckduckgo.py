@@ -55,7 +55,8 @@ class DuckDuckGoSearch:
         self._timeout_s = timeout_s
 
     async def search(self, query: str, k: int) -> list[SearchHit]:
-        """At most `k` hits, best first, one a URL. An engine that refuses looks as if it had found nothing.
+        """At most `k` hits for `query`, best first, one a URL. An engine that refuses looks as if it had found
+        nothing.
 
         Raises:
             RetrievalError: the search failed or took longer than `timeout_s`.

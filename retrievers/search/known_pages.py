@@ -20,7 +20,13 @@ _SILENT = ("script", "style", "template", "noscript", "nav", "header", "footer",
 
 @dataclass(frozen=True, slots=True)
 class KnownPage:
-    """A page that a search can find."""
+    """A page that a search can find.
+
+    Attributes:
+        url: where it is read.
+        title: its name.
+        text: what is searched.
+    """
 
     url: str
     title: str
@@ -32,6 +38,10 @@ def pages_in_folder(folder: str | os.PathLike[str], base_url: str) -> Iterator[K
 
     Links to folders are followed, but no folder is read twice. Files that are no text, and files of more than 8 MB, are
     left out.
+
+    Args:
+        folder: where the pages are.
+        base_url: the http(s) URL at which the folder is served.
 
     Raises:
         ConfigurationError: there is no such folder, or `base_url` is not http(s).

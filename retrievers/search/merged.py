@@ -46,7 +46,7 @@ class SearchAll:
         self._timeout_s = timeout_s
 
     async def search(self, query: str, k: int) -> list[SearchHit]:
-        """At most `k` hits in the order of their coming.
+        """At most `k` hits for `query` in the order of their coming.
 
         Raises:
             RetrievalError: every provider failed, and none gave a hit.
@@ -55,7 +55,7 @@ class SearchAll:
             return [hit async for hit in hits]
 
     async def stream(self, query: str, k: int) -> AsyncGenerator[SearchHit, None]:
-        """At most `k` hits as they come.
+        """At most `k` hits for `query` as they come.
 
         Raises:
             RetrievalError: every provider failed, and none gave a hit.

@@ -13,7 +13,13 @@ __all__ = ["FixedSeeds", "SearchHit", "SearchProvider", "StreamingSearchProvider
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    """One search result. Its `url` is not trusted: whoever fetches it checks it."""
+    """One search result.
+
+    Attributes:
+        url: not trusted: whoever fetches it checks it.
+        title: of the page.
+        snippet: what the search shows of its text.
+    """
 
     url: str
     title: str = ""
@@ -25,7 +31,7 @@ class SearchProvider(Protocol):
     """Anything that turns a query into pages to read."""
 
     async def search(self, query: str, k: int) -> list[SearchHit]:
-        """At most `k` hits, best first."""
+        """At most `k` hits for `query`, best first."""
         ...
 
 
@@ -34,12 +40,15 @@ class StreamingSearchProvider(SearchProvider, Protocol):
     """A search whose hits come one by one, so that the first page can be read before the last hit is known."""
 
     def stream(self, query: str, k: int) -> AsyncIterator[SearchHit]:
-        """At most `k` hits as they come. Closing the iterator (`aclose`) ends the search."""
+        """At most `k` hits for `query` as they come. Closing the iterator (`aclose`) ends the search."""
         ...
 
 
 class FixedSeeds:
     """The same URLs for every query, in the given order, without repetitions.
+
+    Args:
+        urls: at least one.
 
     Raises:
         ConfigurationError: `urls` is empty or holds something that is not a URL in text form.
@@ -60,4 +69,5 @@ class FixedSeeds:
             raise ConfigurationError("urls is empty: give at least one URL")
 
     async def search(self, query: str, k: int) -> list[SearchHit]:
+        """The first `k` of them, whatever the `query`."""
         return [SearchHit(url) for url in self.urls[:k]]

@@ -39,7 +39,7 @@ class SearxNGSearch:
             self._parameters["language"] = language
 
     async def search(self, query: str, k: int) -> list[SearchHit]:
-        """At most `k` hits of the first result page, best first, one a URL.
+        """At most `k` hits of the first result page for `query`, best first, one a URL.
 
         Raises:
             RetrievalError: the instance cannot be reached, refuses, or answers something else than results.

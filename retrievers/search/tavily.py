@@ -79,8 +79,8 @@ class TavilySearch:
         return f"TavilySearch({self._service.endpoint!r})"
 
     async def search(self, query: str, k: int) -> list[SearchHit]:
-        """At most `k` hits, best first, one a URL; Tavily gives at most 20. Of a question longer than the 400
-        characters that it takes, the beginning is asked.
+        """At most `k` hits for `query`, best first, one a URL; Tavily gives at most 20. Of a question longer than the
+        400 characters that it takes, the beginning is asked.
 
         Raises:
             RetrievalError: the service cannot be reached, refuses, or answers something else than results.

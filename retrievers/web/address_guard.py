@@ -118,7 +118,7 @@ class AddressGuard:
             raise AddressNotAllowedError(reason)
 
     async def resolve(self, host: str, port: int) -> list[str]:
-        """The addresses of `host` that may be connected to, in the resolver's order, at least one.
+        """The addresses of `host` that may be connected to at `port`, in the resolver's order, at least one.
 
         Connect to one of these and do not resolve again: a second answer may differ.
 

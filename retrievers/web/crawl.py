@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from stream2llm_sdk.context import Append, Chunk, SourceFailure
@@ -19,9 +20,28 @@ from stream2llm_sdk.retrievers.web.frontier import Candidate, Frontier
 from stream2llm_sdk.retrievers.web.page import ConvertedPage
 from stream2llm_sdk.retrievers.web.page_reader import PageReader, ReadPage
 
-__all__ = ["Crawl", "Emit"]
+__all__ = ["Crawl", "CrawlEvent", "Emit"]
 
-Emit = Callable[[Append | SourceFailure], Awaitable[None]]
+
+@dataclass(frozen=True, slots=True)
+class CrawlEvent:
+    """Something that happened in a crawl, and when, in the event loop's time: taken as it happened, however late it is
+    consumed.
+
+    Attributes:
+        item: a page, or what failed. None when the search has named the first page to read: the first event of all, for
+            which a search that streams need not be at its end.
+        at: when it was there.
+        began: when the work on it began: the search, or the fetch of the page with its first request, after any wait
+            for a turn at its host. None of a failure.
+    """
+
+    item: Append | SourceFailure | None
+    at: float
+    began: float | None = None
+
+
+Emit = Callable[[CrawlEvent], Awaitable[None]]
 
 _MAX_REASONS = 5
 _JUDGED_CHARACTERS = 8_000
@@ -72,6 +92,7 @@ class Crawl:
         self._is_searching = True
         self._search_error: RetrievalError | None = None
         self._reading: Counter[str] = Counter()  # pages in work, by host
+        self._began = self._loop.time()
         self._num_hits = self._num_fetches = self._num_emitted = 0
         self._emitted_urls: set[str] = set()
         self._failures: list[SourceFailure] = []
@@ -97,7 +118,10 @@ class Crawl:
         try:
             async with asyncio.timeout_at(self._deadline) as total, contextlib.aclosing(self._found()) as hits:
                 async for hit in hits:
+                    num_before = self._num_hits
                     self._num_hits += self._frontier.add_hit(hit)
+                    if not num_before and self._num_hits:
+                        await emit(CrawlEvent(None, self._loop.time(), self._began))
                     self._changed.set()
                     if self._num_hits == self._limits.max_pages:
                         break
@@ -118,7 +142,8 @@ class Crawl:
             self._is_searching = False
             self._changed.set()
         if self._search_error is not None and self._num_hits:
-            await emit(SourceFailure(type(self._search).__name__, " ".join(str(self._search_error).split())))
+            failure = SourceFailure(type(self._search).__name__, " ".join(str(self._search_error).split()))
+            await emit(CrawlEvent(failure, self._loop.time()))
 
     async def _found(self) -> AsyncGenerator[SearchHit, None]:
         """The search's pages, as they come if it can stream them."""
@@ -144,7 +169,8 @@ class Crawl:
                 self._reading[candidate.host] -= 1
                 self._changed.set()
             if item is not None:
-                await emit(item)
+                began = outcome.began if isinstance(item, Append) and isinstance(outcome, ReadPage) else None
+                await emit(CrawlEvent(item, self._loop.time(), began))
 
     async def _next(self) -> Candidate | None:
         """The next page to read, waited for; None when there will be none."""

@@ -24,7 +24,7 @@ __all__ = ["GuardedHTTPStrategy"]
 
 
 class GuardedHTTPStrategy(AsyncHTTPCrawlerStrategy):  # type: ignore[misc]
-    """One page by HTTP as `PageFetcher` fetches it, whose arguments these are."""
+    """One page by HTTP as `PageFetcher` fetches it; see `PageFetcher` for the arguments."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class GuardedHTTPStrategy(AsyncHTTPCrawlerStrategy):  # type: ignore[misc]
         await self._fetcher.close()
 
     def turn(self, url: str, *, deadline: float | None = None) -> contextlib.AbstractAsyncContextManager[None]:
-        """Waits until `url` may be requested; see `PageFetcher.turn`."""
+        """Waits until `url` may be requested; see `PageFetcher.turn` for the arguments."""
         return self._fetcher.turn(url, deadline=deadline)
 
     async def fetch(self, url: str, *, timeout_s: float | None = None, deadline: float | None = None) -> FetchedPage:
-        """The page at `url`; see `PageFetcher.fetch`."""
+        """The page at `url`; see `PageFetcher.fetch` for the arguments."""
         return await self._fetcher.fetch(url, timeout_s=timeout_s, deadline=deadline)
 
     async def crawl(self, url: str, config: Any = None, **kwargs: object) -> AsyncCrawlResponse:

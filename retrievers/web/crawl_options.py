@@ -49,7 +49,14 @@ class CrawlLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolitenessOptions:
-    """How one crawler behaves towards hosts; `Politeness` explains each.
+    """How one crawler behaves towards hosts.
+
+    Attributes:
+        respect_robots: whether robots.txt is read and kept to, its Crawl-delay and Request-rate included.
+        per_host_concurrency: most requests to one host at the same time.
+        per_host_interval_s: least seconds from the start of one request to a host to the next; a longer Crawl-delay
+            wins.
+        max_wait_s: longest time in seconds that a turn is waited for, where it is known that it would take longer.
 
     Raises:
         ConfigurationError: an option has a value that cannot work.

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import warnings
 import weakref
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from stream2llm_sdk.context import Append, ContextMode, ContextUpdate, SourceFailure
+from stream2llm_sdk.context import ContextMode, ContextUpdate, SourceFailure
 from stream2llm_sdk.errors import ConfigurationError, MissingExtraError, RetrievalError
 from stream2llm_sdk.retrievers.search.provider import FixedSeeds, SearchProvider
 from stream2llm_sdk.retrievers.web.address_guard import AddressGuard, HostLookup, system_lookup
 from stream2llm_sdk.retrievers.web.browser import Browser
 from stream2llm_sdk.retrievers.web.browser_options import BrowserOptions
 from stream2llm_sdk.retrievers.web.convert_pool import ConverterPool
-from stream2llm_sdk.retrievers.web.crawl import Crawl
+from stream2llm_sdk.retrievers.web.crawl import Crawl, CrawlEvent
 from stream2llm_sdk.retrievers.web.crawl4ai_fetch import Crawl4AIFetch, Crawl4AIPages
 from stream2llm_sdk.retrievers.web.crawl_options import CrawlLimits, FetchMode, PolitenessOptions, check_fetch_mode
 from stream2llm_sdk.retrievers.web.duplicates import SeenTexts
@@ -224,8 +225,19 @@ class CrawlerRetriever:
         Raises:
             RetrievalError: the search failed or found nothing, or every page failed.
         """
+        async with contextlib.aclosing(self.events(query)) as events:
+            async for event in events:
+                if event.item is not None:
+                    yield event.item
+
+    async def events(self, query: str) -> AsyncGenerator[CrawlEvent, None]:
+        """What `stream` gives, with the search, and with the times at which all of it began and was there.
+
+        Raises:
+            RetrievalError: the search failed or found nothing, or every page failed.
+        """
         # Items leave through the queue, so that no task group or timeout is open across a `yield`.
-        items: asyncio.Queue[Append | SourceFailure | _End] = asyncio.Queue(self._limits.read_ahead)
+        items: asyncio.Queue[CrawlEvent | _End] = asyncio.Queue(self._limits.read_ahead)
         producer = asyncio.create_task(self._produce(query, items), name="crawl")
         try:
             while not isinstance(item := await items.get(), _End):
@@ -278,7 +290,7 @@ class CrawlerRetriever:
             self._finalizer = weakref.finalize(self, _end_forgotten, self._shared)
         return self._shared
 
-    async def _produce(self, query: str, items: asyncio.Queue[Append | SourceFailure | _End]) -> None:
+    async def _produce(self, query: str, items: asyncio.Queue[CrawlEvent | _End]) -> None:
         """Owns everything that one stream starts; cancelling it ends all of it."""
         try:
             await self._crawl(query, items)
@@ -291,7 +303,7 @@ class CrawlerRetriever:
             end = _End(error)
         await items.put(end)
 
-    async def _crawl(self, query: str, items: asyncio.Queue[Append | SourceFailure | _End]) -> None:
+    async def _crawl(self, query: str, items: asyncio.Queue[CrawlEvent | _End]) -> None:
         shared, limits = self._open(), self._limits
         deadline = shared.loop.time() + limits.total_timeout_s
         shared.pool.prepare()

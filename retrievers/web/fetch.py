@@ -37,9 +37,14 @@ _ACCEPT = "text/html,application/xhtml+xml,application/pdf;q=0.9,text/plain;q=0.
 
 
 class _TimeLimit:
-    """How long one page may keep its servers busy. Waiting for a turn is not counted."""
+    """How long one page may keep its servers busy. Waiting for a turn is not counted.
+
+    Attributes:
+        began: when they were first kept busy, in the event loop's time.
+    """
 
     def __init__(self, timeout_s: float | None) -> None:
+        self.began: float | None = None
         self._timeout_s = timeout_s
         self._left_s = math.inf if timeout_s is None else timeout_s
 
@@ -47,6 +52,7 @@ class _TimeLimit:
     async def counted(self) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         started = loop.time()
+        self.began = started if self.began is None else self.began
         timeout = asyncio.timeout(None if math.isinf(self._left_s) else self._left_s)
         try:
             async with timeout:
@@ -111,7 +117,7 @@ class PageFetcher:
             answer = await self._answer_or_retry(url, limit, deadline)
             location = _redirect_location(answer)
             if location is None:
-                return await _page(url, answer)
+                return await _page(url, answer, limit.began)
             url = _joined(url, location)
             if url in seen:
                 raise FetchError(f"the redirects go round in a circle, back to {url:.200}")
@@ -120,7 +126,8 @@ class PageFetcher:
 
     @contextlib.asynccontextmanager
     async def turn(self, url: str, *, deadline: float | None = None) -> AsyncIterator[None]:
-        """Waits until `url` may be requested, also by other means than `fetch`; see `Politeness.turn`."""
+        """Waits until `url` may be requested, also by other means than `fetch`; see `Politeness.turn` for
+        the arguments."""
         if self._politeness is None:
             yield
             return
@@ -242,7 +249,7 @@ async def _body(response: aiohttp.ClientResponse, max_bytes: int, *, is_page: bo
     )
 
 
-async def _page(url: str, answer: HTTPAnswer) -> FetchedPage:
+async def _page(url: str, answer: HTTPAnswer, began: float | None) -> FetchedPage:
     if not 200 <= answer.status < 300:
         raise FetchError(status_line(answer.status))
     content_type = answer.headers.get("content-type", "")
@@ -257,6 +264,7 @@ async def _page(url: str, answer: HTTPAnswer) -> FetchedPage:
         text=None if is_pdf else await decode_text_gently(answer.body, charset),
         body=answer.body if is_pdf else None,
         from_cache=answer.from_cache,
+        began=began,
     )
 
 

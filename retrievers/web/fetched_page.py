@@ -21,6 +21,7 @@ class FetchedPage:
         text: the decoded text; None for a PDF.
         body: a PDF's bytes; None for text.
         from_cache: whether the body came from the HTTP cache, with or without asking the server if it still holds.
+        began: when the first request for it went out, in the event loop's time; None where none did.
     """
 
     url: str
@@ -30,3 +31,4 @@ class FetchedPage:
     text: str | None = field(repr=False)
     body: bytes | None = field(default=None, repr=False)
     from_cache: bool = False
+    began: float | None = None

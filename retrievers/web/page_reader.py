@@ -34,11 +34,14 @@ class ReadPage:
         url: where it was, after redirects.
         page: what it says.
         note: what a person should know about how it was read; empty if nothing.
+        began: when its fetch began, in the event loop's time: with the first request, after any wait for a turn at its
+            host.
     """
 
     url: str
     page: ConvertedPage
     note: str = ""
+    began: float = 0.0
 
 
 class PageReader:
@@ -101,8 +104,9 @@ class PageReader:
             except DownloadError:
                 pass  # a PDF, or something else that only HTTP can get
         async with self._permits:
+            asked = asyncio.get_running_loop().time()
             fetched = await self._fetcher.fetch(url, timeout_s=self._limits.page_timeout_s, deadline=self._deadline)
-        read = await self._converted(fetched)
+        read = await self._converted(fetched, asked if fetched.began is None else fetched.began)
         if self._mode == "auto" and read.page.has_scripts and read.page.num_words < _NEARLY_EMPTY_WORDS:
             return await self._fuller(read)
         return read
@@ -111,10 +115,11 @@ class PageReader:
         assert self._browser is not None, "the mode needs a browser"
         limits = self._limits
         async with self._permits, self._fetcher.turn(url, deadline=self._deadline):
+            began = asyncio.get_running_loop().time()
             fetched = await self._browser.fetch(
                 url, timeout_s=limits.page_timeout_s, max_page_bytes=limits.max_page_bytes
             )
-        return await self._converted(fetched)
+        return await self._converted(fetched, began)
 
     async def _fuller(self, read: ReadPage) -> ReadPage:
         """The page as a browser shows it, if it says more there; else as it was read, with a note."""
@@ -127,10 +132,12 @@ class PageReader:
         except (RetrievalError, ImportError) as error:
             reason = str(error)
         else:
-            return rendered if rendered.page.num_words > read.page.num_words else read
+            if rendered.page.num_words <= read.page.num_words:
+                return read
+            return replace(rendered, began=read.began)
         return replace(read, note=f"its text is written by scripts, and a browser could not read it: {reason}")
 
-    async def _converted(self, fetched: FetchedPage) -> ReadPage:
+    async def _converted(self, fetched: FetchedPage, began: float) -> ReadPage:
         content: Any = fetched.body if fetched.text is None else fetched.text
         page = await self._pool.convert(
             content,
@@ -139,4 +146,4 @@ class PageReader:
             options=self._extraction,
             content_type=fetched.content_type,
         )
-        return ReadPage(fetched.url, page)
+        return ReadPage(fetched.url, page, began=began)

@@ -114,6 +114,7 @@ class Politeness:
         other's turn.
 
         Args:
+            url: what is to be requested.
             fetch_robots: how the host's robots.txt is fetched, if it is not known yet.
             deadline: when the caller gives up, in the event loop's time; None if never.
 
@@ -136,8 +137,13 @@ class Politeness:
             self._forget_some()
 
     def note_response(self, url: str, status: int, retry_after: str | None = None) -> float:
-        """Remembers how a host answered. After 429 and 503 it gets no request for the time that it asked for by
-        `retry_after`, the header's value, or else for 1 s, doubled with each such answer in a row up to 60 s.
+        """Remembers how a host answered. After 429 and 503 it gets no request for the time that it asked for, or else
+        for 1 s, doubled with each such answer in a row up to 60 s.
+
+        Args:
+            url: what was asked for.
+            status: the answer's HTTP status.
+            retry_after: the value of its Retry-After header.
 
         Returns:
             Seconds until the host may be asked again; 0 if at once.

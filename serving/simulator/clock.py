@@ -13,8 +13,11 @@ __all__ = ["LatencyModel", "StepFacts", "VirtualClock"]
 class StepFacts:
     """What one forward pass did; everything a latency model may depend on.
 
-    `spans` holds one `(first, stop)` pair of token positions per request of the batch: the pass computed
-    the positions `first .. stop - 1` and attended to all positions below `stop`.
+    Attributes:
+        step: its number.
+        spans: one `(first, stop)` pair of token positions per request of the batch: the pass computed the positions
+            `first .. stop - 1` and attended to all positions below `stop`.
+        num_sampled: requests of which a token was sampled.
     """
 
     step: int
@@ -42,7 +45,11 @@ LatencyModel = Callable[[StepFacts], float]
 
 
 class VirtualClock:
-    """Seconds of simulated time; only ever moves forward."""
+    """Seconds of simulated time; only ever moves forward.
+
+    Args:
+        now_s: where it begins.
+    """
 
     def __init__(self, now_s: float = 0.0) -> None:
         self._now_s = now_s

@@ -135,9 +135,12 @@ class TokenRow:
 class SamplingRule:
     """Which token follows a prefix: a pure function of the prefix hash.
 
-    `eos_period` of `n` ends a sequence at each position with probability `1 / n` (still a pure function
-    of the prefix); 0, the default, never samples an end-of-sequence token. `special_token_ids` are never
-    sampled otherwise.
+    Attributes:
+        vocab_size: token ids are below it.
+        special_token_ids: never sampled, but for the next.
+        eos_token_id: the end of a sequence; None if there is none.
+        eos_period: `n` ends a sequence at each position with probability `1 / n` (still a pure function of the
+            prefix); 0 never samples an end.
     """
 
     vocab_size: int
@@ -165,7 +168,7 @@ class SamplingRule:
         return token_id
 
     def expected_output(self, prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
-        """The greedy output of a correct engine: `num_tokens` tokens, or fewer if it ends with EOS."""
+        """The greedy output of a correct engine for `prompt_ids`: `num_tokens` tokens, or fewer if it ends with EOS."""
         row = TokenRow(prompt_ids)
         start = len(row)
         while len(row) - start < num_tokens:

@@ -105,7 +105,7 @@ class CheckedExecutor(Executor):  # type: ignore[misc]
         self._pending_tokens: list[_Computed] = []
 
     def expected_output(self, prompt_ids: list[int], num_tokens: int) -> list[int]:
-        """What a correct engine answers to `prompt_ids`, greedily; see `SamplingRule`."""
+        """What a correct engine answers to `prompt_ids` with `num_tokens` tokens, greedily; see `SamplingRule`."""
         return self.sampling_rule.expected_output(prompt_ids, num_tokens)
 
     def get_kv_cache_specs(self) -> list[dict[str, Any]]:

@@ -86,7 +86,12 @@ class BlockTable:
 
 
 class KVMemory:
-    """The KV cache of one device: `num_blocks` physical blocks, shared by all groups."""
+    """The KV cache of one device.
+
+    Args:
+        num_blocks: physical blocks, shared by all groups.
+        groups: the layout of each group of layers.
+    """
 
     def __init__(self, num_blocks: int, groups: Sequence[GroupLayout]) -> None:
         self.groups = tuple(groups)
@@ -103,7 +108,7 @@ class KVMemory:
         return BlockTable(owner, len(self.groups))
 
     def append_blocks(self, table: BlockTable, block_ids: Sequence[Sequence[int]]) -> None:
-        """Add blocks, given per group, at the end of `table`."""
+        """Add blocks, by `block_ids` per group, at the end of `table`."""
         if len(block_ids) != len(self.groups):
             raise RunnerStateError(
                 f"request {table.owner!r} was sent blocks for {len(block_ids)} KV cache groups, not {len(self.groups)}"
@@ -137,7 +142,7 @@ class KVMemory:
         table.touched = False
 
     def write(self, table: BlockTable, row: TokenRow, start: int, stop: int) -> None:
-        """Store the KV of the positions `start .. stop - 1` of `row`, in every group.
+        """Store the KV of the positions from `start` to before `stop` of `row` in `table`, in every group.
 
         Every other table that uses one of the blocks must be checked again. Raises `KVWriteError` for
         a position that has no block.
@@ -159,7 +164,7 @@ class KVMemory:
             self._note_written(blocks, table)
 
     def check(self, table: BlockTable, row: TokenRow, start: int, stop: int) -> None:
-        """Check all that the positions `start .. stop - 1`, just written, attend to.
+        """Check all that the positions of `row` from `start` to before `stop`, just written to `table`, attend to.
 
         Raises `KVContentError` for content that was never this request's, `KVWriteError` for
         content that was and has been overwritten.
@@ -176,7 +181,7 @@ class KVMemory:
         table.touched = False
 
     def distrust(self, table: BlockTable, position: int) -> None:
-        """Verify again from `position` on: the owner's own tokens there are not what they were."""
+        """Verify `table` again from `position` on: the owner's own tokens there are not what they were."""
         table.verified = [(low, max(low, min(high, position))) for low, high in table.verified]
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
@@ -196,7 +201,7 @@ class KVMemory:
         return content
 
     def store_blocks(self, blocks: Sequence[int], content: HashArray) -> None:
-        """Put back what `read_blocks` returned, into `blocks` (the same ones or others)."""
+        """Put back the `content` that `read_blocks` returned, into `blocks` (the same ones or others)."""
         self._slots[np.array(blocks, dtype=np.int64)] = content
         self._note_written(blocks, None)
 

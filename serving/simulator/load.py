@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from stream2llm_sdk.errors import ConfigurationError, EngineError
+from stream2llm_sdk.serving import vllm_start
 from stream2llm_sdk.serving.cost_correction import OnlineCorrection
 from stream2llm_sdk.serving.cost_model import CostModel
 from stream2llm_sdk.serving.length_prediction import LengthPredictor
@@ -21,9 +22,9 @@ from stream2llm_sdk.serving.simulator.bare_scheduler import BlockHasher, build_s
 from stream2llm_sdk.serving.simulator.clock import LatencyModel, StepFacts, VirtualClock
 from stream2llm_sdk.serving.simulator.latency import H200_LLAMA_8B, StepLatency
 from stream2llm_sdk.serving.simulator.load_result import RequestResult, SimulationResult
+from stream2llm_sdk.serving.simulator.plan_log import PlanLog
 from stream2llm_sdk.serving.simulator.workloads import SimulatedRequest, token_ids
 from stream2llm_sdk.serving.streaming_prompt import EXTRA_ARGS_KEY
-from stream2llm_sdk.serving.swap.messages import CopySample
 from stream2llm_sdk.trail import EventType
 
 __all__ = ["CopyLatency", "LoadObserver", "simulate"]
@@ -74,6 +75,8 @@ def simulate(
     length_predictor: LengthPredictor | None = None,
     scheduler_options: Mapping[str, Any] | None = None,
     observer: LoadObserver | None = None,
+    plans: PlanLog | None = None,
+    num_host_blocks: int = 0,
     **engine_args: Any,
 ) -> SimulationResult:
     """Serves `requests` from an idle engine until all have ended. The same arguments give the same result.
@@ -91,12 +94,15 @@ def simulate(
         block_size: tokens per KV block.
         prefix_caching: hashing blocks makes simulations several times slower.
         latency: seconds per step. The messaging time of a `StepLatency` delays what clients see.
-        copy_latency: seconds that a step's copies take; with a `kv_transfer_config` among `engine_args`.
+        copy_latency: seconds that a step's copies take; with host memory for them.
         cost_model: what the scheduler believes that recompute and copies cost; left out, its own estimate.
         length_predictor: what the scheduler expects of outputs; it answers at once, where a trained one that is named
             in `scheduler_options` would run in a thread, and results would depend on the machine.
         scheduler_options: more of `additional_config["stream2llm"]`.
         observer: who is told of steps and of requests that have ended.
+        plans: keeps what the scheduler plans, and why.
+        num_host_blocks: KV blocks that host memory has room for; 0 for no swapping. It is short for a
+            `kv_transfer_config` among `engine_args`.
         engine_args: more of vLLM's `EngineArgs`.
 
     Raises:
@@ -107,6 +113,8 @@ def simulate(
         raise ConfigurationError("vLLM's own scheduler (policy=None) cannot stream prompts; use streaming=False")
     if system not in _SCHEDULERS:
         raise ConfigurationError(f"unknown system {system!r}: choose one of {', '.join(_SCHEDULERS)}")
+    if num_host_blocks:
+        engine_args = {"kv_transfer_config": _swap_config(num_host_blocks), **engine_args}
     _check_fit(requests, min(max_model_len, (num_gpu_blocks - 1) * block_size))
     options = {**(scheduler_options or {}), "policy": policy}
     scheduler, block_hasher = build_scheduler(
@@ -128,9 +136,18 @@ def simulate(
         scheduler.costs = OnlineCorrection(cost_model, frozen=scheduler.costs.frozen)
     run = _Run(scheduler, block_hasher, requests, streaming=streaming, latency=latency, copy_latency=copy_latency)
     run.observer = observer
+    if plans is not None:
+        plans.attach(scheduler)
     started_s = time.perf_counter()
     run.run()
     return run.result(time.perf_counter() - started_s)
+
+
+def _swap_config(num_host_blocks: int) -> Any:
+    vllm_start.quieten()
+    from stream2llm_sdk.serving.swap import swap_config  # it imports vLLM, which says much at its start
+
+    return swap_config(num_host_blocks=num_host_blocks)
 
 
 def _check_fit(requests: Sequence[SimulatedRequest], capacity: int) -> None:
@@ -338,6 +355,8 @@ class _Run:
 
     def _report_copies(self, copies: Any, copy_latency: CopyLatency) -> None:
         """Tells the scheduler what the copies took, as workers do."""
+        from stream2llm_sdk.serving.swap.messages import CopySample
+
         num_out, num_in = len(copies.outs), len(copies.ins)
         samples = []
         if num_out:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stream2llm_sdk.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from stream2llm_sdk.display.plots import Plot
 
 __all__ = ["RequestResult", "SimulationResult"]
 
@@ -86,7 +89,7 @@ class SimulationResult:
         wall_s: seconds that the simulation itself took; not part of comparisons.
     """
 
-    requests: tuple[RequestResult, ...]
+    requests: tuple[RequestResult, ...] = field(repr=False)
     num_steps: int
     virtual_s: float
     busy_s: float
@@ -140,3 +143,19 @@ class SimulationResult:
             "num_tokens_invalidated",
         )
         return figures | {metric: int(self.total(metric, tenant=tenant)) for metric in totals}
+
+    def plot(self) -> Plot:
+        """Both TTFTs as the share of requests that took longer; `stream2llm_sdk.traces.comparison` shows several runs.
+
+        Raises:
+            ConfigurationError: there is no request.
+            MissingExtraError: matplotlib is not installed.
+        """
+        from stream2llm_sdk.traces.comparison import Comparison
+
+        return Comparison({"": self}).plot()
+
+    def _repr_html_(self) -> str:
+        from stream2llm_sdk.display.run_view import load_html
+
+        return load_html(self)
