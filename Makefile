@@ -3,14 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
-EXTRAS := cpu,crawler,search,diskann,corpus,embeddings,langchain,llamaindex,haystack,demo,metrics,notebooks,predict,traces,plots
+EXTRAS := cpu,crawler,search,diskann,corpus,embeddings,langchain,llamaindex,haystack,demo,metrics,notebooks,predict,traces,plots,ray
 READY := $(VENV)/.ready
 comma := ,
 WHEEL_SITE := build/wheel-site
 DEMO_ARGS ?=
 DOCUMENTATION := python3.11-doc postgresql-doc-15 git-doc debian-reference-en apache2-doc sqlite3-doc debian-policy debian-faq
 
-.PHONY: setup system-packages demo test test-fast test-slow test-engine test-soak test-upstream lint format types bench constraints clean
+.PHONY: setup system-packages demo test test-fast test-slow test-engine test-soak test-upstream lint format types docs bench constraints clean
 
 setup: $(READY)
 
@@ -71,6 +71,10 @@ types: setup
 	cd $(WHEEL_SITE) && MYPYPATH=. $(CURDIR)/$(BIN)/python -m mypy --config-file $(CURDIR)/pyproject.toml \
 		--cache-dir $(CURDIR)/.mypy_cache -p stream2llm_sdk
 
+# The pages of docs/ and the reference that is made of the code, into dist/docs; warnings are errors.
+docs: setup
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs dist/docs
+
 bench: setup
 	$(BIN)/python tests/benchmarks/import_time.py
 	$(BIN)/python tests/benchmarks/prompt_update.py
@@ -83,6 +87,7 @@ bench: setup
 	$(BIN)/python tests/benchmarks/extraction.py
 	$(BIN)/python tests/benchmarks/hit_rate.py
 	$(BIN)/python tests/benchmarks/ann_search.py
+	$(BIN)/python tests/benchmarks/record.py
 
 # Pins every dependency again, for all supported versions of Python.
 constraints: setup
