@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stream2llm_sdk.answer import Answer, AnswerPiece, ContextEnd, Timings, TokenCounts
 from stream2llm_sdk.context import Retriever
+from stream2llm_sdk.context_log import AskedQuestion, ContextLog
 from stream2llm_sdk.errors import StreamAbortedError
 from stream2llm_sdk.gathering import ContextEvent, Gathering
 from stream2llm_sdk.growing_prompt import Prompt
@@ -17,12 +19,14 @@ from stream2llm_sdk.trail import EventTrail, EventType
 
 if TYPE_CHECKING:
     from stream2llm_sdk.serving.engine import Engine, Stream, StreamOutput, StreamProgress
+    from stream2llm_sdk.traffic_recorder import TrafficRecorder
 
 __all__ = ["AnswerStream"]
 
 
 class AnswerStream:
-    """An answer while it is being made. Iterate for pieces of text; then `answer()` has everything.
+    """An answer while it is being made, made by `StreamingRAG.stream`. Iterate for pieces of text; then `answer()` has
+    everything.
 
     The work begins when it is first waited for. Leaving the iteration, closing the stream or cancelling whoever
     reads it ends retrieval and generation, and leaves nothing behind.
@@ -40,11 +44,13 @@ class AnswerStream:
         observe: Callable[[ContextEvent], None] | None,
         query: str | None = None,
         tenant: str,
+        recorder: TrafficRecorder | None = None,
         on_begin: Callable[[AnswerStream], object],
         on_end: Callable[[AnswerStream], object],
     ) -> None:
         # What the scheduler learns chunk statistics by, and shares the engine between.
         self._tenant, self._tag = tenant, "+".join(sorted(retrievers))
+        self._recorder = recorder
         self._on_begin = on_begin
         self._on_end = on_end
         self.question = question
@@ -88,7 +94,8 @@ class AnswerStream:
         """The whole answer; pieces that nobody read are not lost to it.
 
         Raises:
-            As iterating does; StreamAbortedError if the stream was closed before the answer was complete.
+            RetrievalError, Stream2LLMError: as iterating does.
+            StreamAbortedError: the stream was closed before the answer was complete.
         """
         work = self._begin()
         try:
@@ -146,7 +153,8 @@ class AnswerStream:
     async def _run(self) -> Answer:
         started_s = time.monotonic()
         engine, prompt = await self._prepare()
-        gathering = Gathering(prompt, self._retrievers, started_s, self._observe, query=self._query)
+        log = ContextLog() if self._recorder is not None and self._recorder.wants_next() else None
+        gathering = Gathering(prompt, self._retrievers, started_s, self._observe, query=self._query, log=log)
         self._gathering = gathering
         if self._asked_to_stop:
             gathering.stop(ContextEnd.ASKED)
@@ -156,8 +164,30 @@ class AnswerStream:
             # Retrievers that are still ending hold neither the model's answer nor the engine's memory back.
             end, complete_s = await run(engine, prompt, gathering, output)
         finally:
+            if log is not None:
+                self._record(log, gathering, output, started_s)
             await gathering.aclose()
         return self._answer(gathering, output, end, complete_s)
+
+    def _record(self, log: ContextLog, gathering: Gathering, output: _Output, started_s: float) -> None:
+        assert self._recorder is not None
+        error = sys.exception()  # the error itself would keep all frames that it went through alive
+        self._recorder.take(
+            AskedQuestion(
+                arrived_s=started_s,
+                question=self.question,
+                tenant=self._tenant,
+                tag=self._tag,
+                mode=gathering.mode,
+                prompt=gathering.prompt,
+                log=log,
+                retrieved_s=gathering.ended_s,
+                context_end=gathering.end,
+                ended_s=output.now_s(),
+                num_output_tokens=len(output.token_ids),
+                error=None if error is None else (type(error).__name__, str(error)),
+            )
+        )
 
     async def _answer_streamed(
         self, engine: Engine, prompt: Prompt, gathering: Gathering, output: _Output

@@ -30,8 +30,9 @@ _SHOWN_CHARACTERS = 80
 class ContextMode(StrEnum):
     """How a retriever's context grows.
 
-    APPEND: pieces arrive one after another and stay (a crawler).
-    UPDATE: the whole current context is refined and replaced (a vector search's top-k).
+    Attributes:
+        APPEND: pieces arrive one after another and stay (a crawler).
+        UPDATE: the whole current context is refined and replaced (a vector search's top-k).
     """
 
     APPEND = "append"
@@ -93,18 +94,27 @@ class _ChunkList:
 
 
 class Append(_ChunkList):
-    """New chunks behind those that are already there."""
+    """New chunks behind those that are already there.
+
+    Attributes:
+        chunks: the new ones: one, or any number of them. None of them is an update too.
+    """
 
     __slots__ = ()
 
 
 class Replace(_ChunkList):
-    """The whole current context, best first, in place of what was there."""
+    """The whole current context in place of what was there.
+
+    Attributes:
+        chunks: all of it, best first.
+    """
 
     __slots__ = ()
 
 
 ContextUpdate = Append | Replace
+"""What a retriever yields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +144,13 @@ class Retriever(Protocol):
     """
 
     @property
-    def mode(self) -> ContextMode: ...
+    def mode(self) -> ContextMode:
+        """APPEND or UPDATE, the same for all questions."""
+        ...
 
-    def stream(self, query: str) -> AsyncIterator[ContextUpdate | SourceFailure]: ...
+    def stream(self, query: str) -> AsyncIterator[ContextUpdate | SourceFailure]:
+        """The context for a question, update by update, and what could not be used."""
+        ...
 
 
 RetrieverLike = Retriever | Callable[[str], AsyncIterable[Any]]
@@ -193,6 +207,11 @@ def as_retriever(
     A retriever is returned as it is. A function of the query that returns an async iterable (an async generator
     function) is wrapped: each piece it yields may be text, a `Chunk`, a list of these, or an `Append`/`Replace`.
     In UPDATE mode each piece is the whole current context.
+
+    Args:
+        source: the retriever or the function.
+        mode: of a function's pieces.
+        name: what a function's retriever is called; left out, the function's name.
 
     Raises:
         ConfigurationError: `source` is neither, or `mode` is not one of 'append' and 'update'.

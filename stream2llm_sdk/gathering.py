@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from stream2llm_sdk.answer import ContextEnd, Source
 from stream2llm_sdk.context import Append, ContextMode, ContextUpdate, Replace, Retriever, SourceFailure
+from stream2llm_sdk.context_log import ContextLog
 from stream2llm_sdk.errors import RetrievalError, Stream2LLMError
 from stream2llm_sdk.growing_prompt import Prompt, Section
 from stream2llm_sdk.placement import DroppedChunk
@@ -42,6 +43,7 @@ class Gathering:
     need to end.
 
     Attributes:
+        mode: UPDATE as soon as one retriever replaces its context, since that may change what others put behind it.
         changed: set whenever the prompt's tokens changed.
         failures: what could not be used so far.
         first_context_s, ended_s: seconds from the question to the first chunk and to the end of the retrieval.
@@ -55,8 +57,10 @@ class Gathering:
         observe: Callable[[ContextEvent], None] | None = None,
         *,
         query: str | None = None,
+        log: ContextLog | None = None,
     ) -> None:
         self.prompt = prompt
+        self._log = log
         self._query = prompt.question if query is None else query
         self.changed = asyncio.Event()
         self.failures: list[SourceFailure] = []
@@ -64,6 +68,8 @@ class Gathering:
         self.ended_s = 0.0
         self._retrievers = retrievers
         self._sections = _sections(prompt, retrievers)
+        modes = {section.mode for section in self._sections.values()}
+        self.mode = ContextMode.UPDATE if ContextMode.UPDATE in modes else ContextMode.APPEND
         self._origins: dict[int, str] = {}  # retriever names by id of a chunk; the prompt keeps the chunks alive
         self._started_s = started_s
         self._observe = observe
@@ -74,10 +80,9 @@ class Gathering:
         self._end = ContextEnd.RETRIEVED
 
     @property
-    def mode(self) -> ContextMode:
-        """UPDATE as soon as one retriever replaces its context, since that may change what others put behind it."""
-        modes = {section.mode for section in self._sections.values()}
-        return ContextMode.UPDATE if ContextMode.UPDATE in modes else ContextMode.APPEND
+    def end(self) -> ContextEnd:
+        """Why the retrieval ended; RETRIEVED while it goes on."""
+        return self._end
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -177,6 +182,8 @@ class Gathering:
         self._origins.update((id(chunk), name) for chunk in item.chunks)
         if section.apply(item):
             self.changed.set()
+            if self._log is not None:
+                self._log.changed(self._now_s(), self.prompt.contents, self.mode)
         self._tell(name, item)
         if self.mode is ContextMode.APPEND and self.prompt.is_full:
             self.stop(ContextEnd.FULL)
@@ -187,6 +194,8 @@ class Gathering:
 
     def _report(self, name: str, failure: SourceFailure) -> None:
         self.failures.append(failure)
+        if self._log is not None:
+            self._log.failures.append((self._now_s(), failure))
         self._tell(name, failure)
 
     def _tell(self, name: str, item: ContextUpdate | SourceFailure) -> None:

@@ -32,9 +32,10 @@ LEAST_CUT_TOKENS = 16
 class ChunkOrder(StrEnum):
     """Order of the chunks of an update-mode section.
 
-    RANK: as the retriever ranks them, best first.
-    STABLE: chunks that stay keep their order and new ones go behind them, so that the prompts before and
-    after an update share a long prefix.
+    Attributes:
+        RANK: as the retriever ranks them, best first.
+        STABLE: chunks that stay keep their order and new ones go behind them, so that the prompts before and
+            after an update share a long prefix.
     """
 
     RANK = "rank"
@@ -42,7 +43,16 @@ class ChunkOrder(StrEnum):
 
 
 class DropReason(StrEnum):
-    """Why a chunk, or a part of it, is not in the prompt; a budget is named after its option."""
+    """Why a chunk, or a part of it, is not in the prompt; a budget is named after its option.
+
+    Attributes:
+        EMPTY: it has no text.
+        DUPLICATE: the same chunk is there already.
+        CHUNK_BUDGET: it is longer than `max_chunk_tokens`.
+        SECTION_BUDGET: its section has reached its own `max_tokens`.
+        CONTEXT_BUDGET: all chunks have reached `max_context_tokens`.
+        MODEL_LENGTH: with the answer they have reached the model's length.
+    """
 
     EMPTY = "empty"
     DUPLICATE = "duplicate"
@@ -57,6 +67,8 @@ class DroppedChunk:
     """A chunk that was left out of the prompt, or cut.
 
     Attributes:
+        chunk: the chunk.
+        reason: what left it out.
         num_tokens: tokens of its text left out; extrapolated where the text is far longer than the budget.
         kept_tokens: tokens of its text that are in the prompt; above 0 the chunk was cut.
         section: the prompt's section that it was for.
@@ -71,8 +83,14 @@ class DroppedChunk:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A chunk's place in the prompt: tokens `start` up to, not including, `end`, counted from the prompt's
-    first token."""
+    """A chunk's place in the prompt.
+
+    Attributes:
+        chunk: the chunk.
+        start, end: its tokens, `end` excluded, counted from the prompt's first token.
+        was_cut: whether only its beginning fitted.
+        section: the prompt's section that it is in.
+    """
 
     chunk: Chunk
     start: int

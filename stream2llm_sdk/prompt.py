@@ -116,7 +116,11 @@ class PromptAssembler:
     def begin(
         self, question: str, *, max_context_tokens: int | None = None, max_answer_tokens: int | None = None
     ) -> Prompt:
-        """The prompt of one question, without any context yet. The two budgets override this assembler's.
+        """The prompt of one question, without any context yet.
+
+        Args:
+            question: the question.
+            max_context_tokens, max_answer_tokens: override this assembler's.
 
         Raises:
             PromptError: the question has no text.

@@ -20,9 +20,11 @@ from stream2llm_sdk.placement import ChunkOrder
 from stream2llm_sdk.prompt import DEFAULT_SYSTEM, PromptAssembler
 from stream2llm_sdk.tasks import cancel_and_wait, uncancelled
 from stream2llm_sdk.tokenizer import Tokenizer, load_tokenizer
+from stream2llm_sdk.traffic_recording import TrafficRecording
 
 if TYPE_CHECKING:
     from stream2llm_sdk.serving.engine import Engine
+    from stream2llm_sdk.traffic_recorder import TrafficRecorder
 
 __all__ = ["RetrieverLike", "StreamingRAG"]
 
@@ -65,6 +67,10 @@ class StreamingRAG:
         streaming: False retrieves everything first and sends the prompt whole, for comparison.
         policy: the scheduling policy of an engine that is started here.
         engine_options: arguments of `Stream2LLMEngine` for an engine that is started here.
+        record: a folder into which every question is recorded as a trace, to be looked at and replayed with
+            `stream2llm trace` and `stream2llm replay`; or a `TrafficRecording`, which says more: texts hashed or left
+            out, a sample of the questions, a bound on the folder. Recording costs no time of a question worth
+            mentioning, and never fails one.
         prompt_options: arguments of `PromptAssembler` by name: `max_chunk_tokens`, `system`, `user`, `markers`, …
 
     Retrievers belong to this object: `aclose` closes those that can be closed.
@@ -87,6 +93,7 @@ class StreamingRAG:
         streaming: bool = True,
         policy: str | None = None,
         engine_options: Mapping[str, Any] | None = None,
+        record: str | os.PathLike[str] | TrafficRecording | None = None,
         **prompt_options: Any,
     ) -> None:
         unknown = sorted(set(prompt_options) - set(_ASSEMBLER_OPTIONS))
@@ -130,6 +137,7 @@ class StreamingRAG:
         self._start_lock = asyncio.Lock()
         self._answers: set[AnswerStream] = set()
         self._closed = False
+        self._recorder = None if record is None else _recorder(record)
 
     # ---- start and end ------------------------------------------------------------------------------------------
 
@@ -199,11 +207,14 @@ class StreamingRAG:
             self._tokenizer = await asyncio.to_thread(load_tokenizer, self.model)
 
     async def aclose(self) -> None:
-        """Ends every question under way, the retrievers, and the engine if it was started here. Idempotent."""
+        """Ends every question under way, the retrievers, and the engine if it was started here; what is recorded is
+        written then. Idempotent."""
         self._closed = True
         await asyncio.gather(*(answer.aclose() for answer in self._answers))
         # One that cannot be closed does not keep the others open.
         async with self._start_lock, AsyncExitStack() as stack:
+            if self._recorder is not None:
+                stack.push_async_callback(asyncio.to_thread, self._recorder.close)
             stack.push_async_callback(self._close_engine)
             for retriever in self.retrievers.values():
                 close = getattr(retriever, "aclose", None)
@@ -235,6 +246,11 @@ class StreamingRAG:
         if self._engine is None:
             raise Stream2LLMError("the engine has not been started: call start(), or use StreamingRAG in `async with`")
         return self._engine
+
+    @property
+    def recording(self) -> TrafficRecorder | None:
+        """What records the questions (`num_written`, `num_dropped`, …); None without `record`."""
+        return self._recorder
 
     @property
     def system(self) -> str | None:
@@ -298,12 +314,17 @@ class StreamingRAG:
             observe=observe,
             query=query,
             tenant=tenant,
+            recorder=self._recorder,
             on_begin=self._answers.add,
             on_end=self._answers.discard,
         )
 
     async def ask(self, question: str, **options: Any) -> Answer:
-        """The whole answer to a question. Options as `stream` takes them.
+        """The whole answer to a question.
+
+        Args:
+            question: the question.
+            options: as `stream` takes them.
 
         Raises:
             RetrievalError: no retriever gave any context.
@@ -317,6 +338,12 @@ async def _warm_up(retriever: Retriever) -> None:
     warm_up = getattr(retriever, "warm_up", None)
     if warm_up is not None:
         await warm_up()
+
+
+def _recorder(record: str | os.PathLike[str] | TrafficRecording) -> TrafficRecorder:
+    from stream2llm_sdk.traffic_recorder import TrafficRecorder
+
+    return TrafficRecorder(record if isinstance(record, TrafficRecording) else TrafficRecording(record))
 
 
 def _deadline(deadline_s: float | None) -> float | None:

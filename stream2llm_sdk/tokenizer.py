@@ -36,6 +36,10 @@ def load_tokenizer(model: str | Path, *, revision: str | None = None) -> Tokeniz
     Names are looked up in the local cache when the Hub cannot be reached. Code that comes with a model is
     never run.
 
+    Args:
+        model: which.
+        revision: a branch, a tag or a commit on the Hub; left out, the default one.
+
     Raises:
         ConfigurationError: there is no such folder, or no tokenizer can be made of what is there.
         MissingExtraError: transformers is not installed.

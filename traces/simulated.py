@@ -90,11 +90,13 @@ class _Spans:
         self._unnamed = itertools.count()
 
     def of_chunk(self, chunk: Chunk) -> TokenSpan:
-        key = ("text", chunk.text) if chunk.text else ("source", chunk.source or next(self._unnamed))
-        return self._span(key, chunk.metadata.get(NUM_TOKENS), chunk.text, f"chunk of source {chunk.source!r}")
+        num_tokens = chunk.metadata.get(NUM_TOKENS)
+        # A text that has two lengths stood in its prompts with two labels, and so with other tokens.
+        key = ("text", chunk.text, num_tokens) if chunk.text else ("source", chunk.source or next(self._unnamed))
+        return self._span(key, num_tokens, chunk.text, f"chunk of source {chunk.source!r}")
 
     def of_question(self, trace: Trace) -> TokenSpan:
-        key = ("text", trace.query) if trace.query else ("question", trace.trace_id)
+        key = ("text", trace.query, trace.num_query_tokens) if trace.query else ("question", trace.trace_id)
         return self._span(key, trace.num_query_tokens, trace.query, f"question of trace {trace.trace_id!r}")
 
     def _span(self, key: Hashable, num_tokens: int | None, text: str, what: str) -> TokenSpan:
