@@ -6,6 +6,7 @@ Stream2LLMError
 ├── MissingExtraError (also ImportError)
 ├── UnsupportedFeatureError
 ├── TraceError
+├── RecordingError
 ├── PromptError (also ValueError)
 │   ├── PromptTooLongError
 │   └── EmptyPromptError
@@ -44,6 +45,7 @@ __all__ = [
     "MissingExtraError",
     "PromptError",
     "PromptTooLongError",
+    "RecordingError",
     "RetrievalError",
     "RobotsDisallowedError",
     "Stream2LLMError",
@@ -81,7 +83,12 @@ class BadDocumentError(ConfigurationError):
 
 
 class MissingExtraError(Stream2LLMError, ImportError):
-    """An optional part is not installed. Any one of `extras` brings it."""
+    """An optional part is not installed.
+
+    Args:
+        part: what is missing.
+        extras: any one of them brings it.
+    """
 
     def __init__(self, part: str, *extras: str) -> None:
         commands = " or ".join(f"pip install 'stream2llm-sdk[{extra}]'" for extra in extras)
@@ -115,6 +122,20 @@ class TraceError(Stream2LLMError):
         self.file = file
         self.row = row
         self.column = column
+
+
+class RecordingError(Stream2LLMError):
+    """Nothing could be recorded for a question.
+
+    Attributes:
+        reason: why, in one line for people.
+        failures: what could not be retrieved, each a `TimedFailure`; empty where the search itself failed.
+    """
+
+    def __init__(self, reason: str, failures: tuple[Any, ...] = ()) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.failures = failures
 
 
 class PromptError(Stream2LLMError, ValueError):
@@ -159,6 +180,9 @@ class EngineStartError(EngineError):
 
 class EngineBusyError(EngineError):
     """The engine is full for now: try the same again later. What was refused has changed nothing.
+
+    Args:
+        message: for people.
 
     Attributes:
         limit: the name of the limit that was reached.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError
 
-__all__ = ["FolderLock", "read_json_object", "require_own_folder", "require_writable"]
+__all__ = ["FolderLock", "read_json_object", "require_own_folder", "require_writable", "write_json"]
 
 
 def require_writable(file: Path, name: str) -> None:
@@ -54,6 +54,13 @@ def read_json_object(file: str | os.PathLike[str], what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigurationError(f"{name}: {what} is a JSON object, got a {type(found).__name__}")
     return found
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Writes a JSON file, whole or not at all."""
+    unfinished = file.with_name(f".{file.name}.tmp")
+    unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(unfinished, file)
 
 
 class FolderLock:

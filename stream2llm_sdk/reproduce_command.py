@@ -106,13 +106,9 @@ def _write(report: Any, out: Path, stem: str, json_file: Path | None) -> str:
 
 
 def _runs(only: list[str]) -> list[Any]:
-    from stream2llm_sdk.traces.reproduce.published import PUBLISHED
+    from stream2llm_sdk.traces.reproduce import published_runs
 
-    runs = [run for run in PUBLISHED if not only or any(part in run.name for part in only)]
-    if not runs:
-        names = ", ".join(run.name for run in PUBLISHED)
-        raise ConfigurationError(f"--only {' '.join(only)} names none of the runs: {names}")
-    return runs
+    return published_runs(*only)
 
 
 def _svf(draws: int, queries: int | None, jobs: int | None, show: Callable[..., None]) -> Any:
@@ -130,31 +126,15 @@ def _matrix(
     ours: bool,
     show: Callable[..., None],
 ) -> Any:
-    from stream2llm_sdk.traces.reproduce.cells import OUR_ARMS, Cell, Fit
-    from stream2llm_sdk.traces.reproduce.published import ARMS
-    from stream2llm_sdk.traces.reproduce.report import Reproduction
-    from stream2llm_sdk.traces.reproduce.runner import Journal, run_cells
+    from stream2llm_sdk.traces.reproduce import ARMS, reproduce
 
-    fit = Fit()
-    # Ours preempt under pressure only, and by their own cost model.
-    cells = [
-        Cell.of(run, arm, draw, queries)
-        for draw in range(draws)
-        for run in runs
-        for arm in (*ARMS, *(OUR_ARMS if ours and run.mode in ("", "cost") else ()))
-    ]
-    journal = Journal(out / _JOURNAL, fit)
-    run_cells(cells, fit, journal, jobs=jobs, progress=show)
-    wanted = {cell.key: journal.figures[cell.key] for cell in cells}
-    ratio = _kept_ratio(journal) if any(run.workload == "anns" for run in runs) else None
-    return Reproduction(wanted, range(draws), fit, queries, ratio)
-
-
-def _kept_ratio(journal: Any) -> float:
-    """The ratio of the tokens that updates make void, measured once for each journal."""
-    from stream2llm_sdk.traces.reproduce.invalidation import invalidated_tokens_ratio
-
-    name = "invalidated_tokens_ratio"
-    if name not in journal.figures:
-        journal.add(name, {"value": invalidated_tokens_ratio()})
-    return float(journal.figures[name]["value"])
+    return reproduce(
+        runs,
+        arms=None if ours else ARMS,
+        num_draws=draws,
+        num_queries=queries,
+        out=out,
+        jobs=jobs,
+        measure_invalidation=any(run.workload == "anns" for run in runs),
+        progress=show,
+    )

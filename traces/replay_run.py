@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stream2llm_sdk.traces.pacing import allowed_lag_s
 from stream2llm_sdk.traces.replayed_request import ReplayedRequest
+
+if TYPE_CHECKING:
+    from stream2llm_sdk.display.plots import Plot
 
 __all__ = ["ReplayRun", "RunState"]
 
@@ -55,9 +58,9 @@ class ReplayRun:
         folder: where it is kept; None for a run without a folder.
     """
 
-    config: Mapping[str, Any]
+    config: Mapping[str, Any] = field(repr=False)
     state: RunState
-    requests: tuple[ReplayedRequest, ...]
+    requests: tuple[ReplayedRequest, ...] = field(repr=False)
     num_expected: int
     num_segments: int = 1
     folder: Path | None = None
@@ -142,6 +145,23 @@ class ReplayRun:
             "is_spoiled_by_lag": self.is_spoiled_by_lag,
             "num_segments": self.num_segments,
         }
+
+    def plot(self) -> Plot:
+        """Both TTFTs as the share of requests that took longer. `Comparison` shows several runs, and the folder of a
+        run its timeline.
+
+        Raises:
+            ConfigurationError: no request was answered.
+            MissingExtraError: matplotlib is not installed.
+        """
+        from stream2llm_sdk.traces.comparison import Comparison
+
+        return Comparison({"": self}).plot()
+
+    def _repr_html_(self) -> str:
+        from stream2llm_sdk.display.run_view import replay_html
+
+        return replay_html(self)
 
     def _throughput(self) -> dict[str, float | None]:
         seconds = self.duration_s

@@ -78,6 +78,8 @@ from stream2llm_sdk.traces.extras import require_pyarrow
 if TYPE_CHECKING:
     import pyarrow
 
+    from stream2llm_sdk.display.plots import Plot
+
 __all__ = [
     "EVENT_COLUMNS",
     "REQUEST_COLUMNS",
@@ -246,6 +248,27 @@ class RunFolder:
     def samples(self) -> pyarrow.Table:
         """One row a sample."""
         return self._table("samples")
+
+    def plot(self, *, most: int = 40) -> Plot:
+        """The timeline of the run: a row a request, coloured by what it was doing.
+
+        Args:
+            most: so many requests at most: those in a row, by arrival, that together waited longest for the engine.
+
+        Raises:
+            ConfigurationError: `most` is not at least 1, no request has ended yet, or the folder is damaged.
+            MissingExtraError: pyarrow is not installed.
+        """
+        if most < 1:
+            raise ConfigurationError(f"most must be at least 1, got {most}")
+        from stream2llm_sdk.display.timeline_view import timeline_plot
+
+        return timeline_plot(self, most)
+
+    def _repr_html_(self) -> str:
+        from stream2llm_sdk.display.run_view import folder_html
+
+        return folder_html(self)
 
     def _table(self, name: str) -> pyarrow.Table:
         pa = require_pyarrow()

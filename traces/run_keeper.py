@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError
-from stream2llm_sdk.files import FolderLock, require_own_folder
+from stream2llm_sdk.files import FolderLock, require_own_folder, write_json
 from stream2llm_sdk.traces.extras import require_pyarrow
 from stream2llm_sdk.traces.replay_run import ReplayRun, RunState
 from stream2llm_sdk.traces.replayed_request import ReplayedRequest
@@ -178,13 +176,6 @@ def _forget(folder: RunFolder) -> None:
         file.unlink(missing_ok=True)
     with suppress(OSError):  # it holds something else
         folder.path.rmdir()
-
-
-def write_json(file: Path, content: Mapping[str, Any]) -> None:
-    """Writes a JSON file, whole or not at all."""
-    unfinished = file.with_name(f".{file.name}.tmp")
-    unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(unfinished, file)
 
 
 def _locked(path: Path) -> FolderLock:

@@ -45,6 +45,8 @@ DEFAULT_MODULES = (
     "heapq",
     "argparse",
 )
+"""The modules whose documentation is served if nothing else is said, the most important first."""
+
 _HOST = "127.0.0.1"
 _MAX_HEAD_BYTES = 16_384
 _HEAD_TIMEOUT_S = 10.0
@@ -106,7 +108,7 @@ class PydocSite:
 
     @property
     def base_url(self) -> str:
-        """The index page's URL, `http://127.0.0.1:PORT/`.
+        """The index page's URL, with a free port of the loopback.
 
         Raises:
             RuntimeError: the site is not running.

@@ -82,3 +82,4 @@ def _runs() -> tuple[PublishedRun, ...]:
 
 
 PUBLISHED = _runs()
+"""All published runs."""

@@ -23,6 +23,7 @@ FITTED = (
     "pressure, to FCFS's preemptions with recomputation. The step's overhead (3 ms) and messaging (2 ms) are assumed, "
     "traces are drawn from the published statistics. All else is prediction."
 )
+"""What was fitted to published figures, and what is assumed, for people."""
 
 
 @dataclass(frozen=True)

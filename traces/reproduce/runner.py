@@ -17,15 +17,18 @@ __all__ = ["Journal", "run_cells"]
 
 
 class Journal:
-    """A file with a line for each cell that was run, so that a run that was stopped goes on where it was.
+    """A file with a line for each cell that was run, so that a run that was stopped goes on where it was; without a
+    file what was run is only remembered.
 
     Raises:
         ConfigurationError: the file belongs to another fit, or is none of ours.
     """
 
-    def __init__(self, file: Path, fit: Fit) -> None:
+    def __init__(self, file: Path | None, fit: Fit) -> None:
         self._file = file
         self.figures: dict[str, Figures] = {}
+        if file is None:
+            return
         heading = {"fit": json.loads(json.dumps(asdict(fit)))}
         if not file.exists():
             file.write_text(json.dumps(heading) + "\n", encoding="utf-8")
@@ -57,6 +60,8 @@ class Journal:
     def add(self, key: str, figures: Figures) -> None:
         """Keeps the figures of a cell, or of something else that has a name."""
         self.figures[key] = figures
+        if self._file is None:
+            return
         with self._file.open("a", encoding="utf-8") as out:
             out.write(json.dumps({"cell": key, "figures": figures}) + "\n")
 
