@@ -1,4 +1,4 @@
-"""The commands `stream2llm trace …`: what traces are like, their conversion, and synthetic ones."""
+"""The commands `stream2llm trace …`: what traces are like, their conversion, synthetic ones and recorded ones."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from stream2llm_sdk.console import shown_errors
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.files import require_writable
+from stream2llm_sdk.record_commands import app as record_app
 from stream2llm_sdk.synth_command import synth
 from stream2llm_sdk.trace_options import (
     SOURCE_HELP,
@@ -134,3 +135,4 @@ def _arrivals_of(traces: Iterable[Trace]) -> list[float]:
 
 
 app.command()(synth)
+app.add_typer(record_app)

@@ -46,7 +46,10 @@ class Numbers(StrEnum):
     TIMES = "times"
 
 
-SOURCE_HELP = "A folder of query_*.csv, a folder with a query_trace_map_*.json or that file, or a .parquet file."
+SOURCE_HELP = (
+    "A .parquet file, a folder of recorded traffic, a folder of query_*.csv, or a folder with a query_trace_map_*.json "
+    "or that file."
+)
 _SKIP_HELP = "Skip and count traces that cannot be read, instead of stopping at the first."
 
 FromOption = Annotated[Form | None, typer.Option("--from", help="Its format. Left out, it is seen from the path.")]

@@ -2,12 +2,14 @@
 
 `query_trace_map_*.json` is `{"0": {"query": …, "trace_file": …}, …}`, the file being in `res/` or beside the map. Each
 row of a trace file is a top-k in the order of the prompt: `StartTime_us`, `EndTime_us` (microseconds) and
-`PipelinePool`, such as `"(62952551,79119332)"`; further columns (`StartIteration`, `EndIteration`) are not kept.
+`PipelinePool`, such as `"(62952551,79119332)"`. `StartIteration` and `EndIteration` are the window of the search that
+gave it; where they are no two whole numbers in order they are not kept, since no replay depends on them.
 `retrieved_corpus_content*.json`, one file or several, is `{"62952551": "text", …}`.
 
 What a row means is what the published replay driver makes of it: it waits for `(EndTime_us - StartTime_us) / 1e6`
-seconds after the row before, and then sends that pool, a `Replace`. A chunk's text is the document's and its source the
-document's id; template, separators and question are the driver's, and no part of the trace.
+seconds after the row before, and then sends that pool, a `Replace`. So an update begins with the one before. A chunk's
+text is the document's and its source the document's id; template, separators and question are the driver's, and no part
+of the trace.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ _COLUMNS = ("StartTime_us", "EndTime_us", "PipelinePool")
 _ITERATIONS = ("StartIteration", "EndIteration")
 _MAP_NAMES, _CORPUS_NAMES = "query_trace_map_*.json", "retrieved_corpus_content*.json"
 _DOCUMENT_ID = re.compile(r"[^\s,()'\"\0]{1,256}")
+_COUNT = re.compile(r"\d{1,18}", re.ASCII)
 _US_PER_S = 1_000_000
 
 
@@ -102,8 +105,10 @@ def _trace(folder: Path, map_file: Path, key: str, entry: Any, corpus: Mapping[s
     total_us, before = Fraction(0), None
     updates = []
     for row in csv_rows(file, _COLUMNS):
+        begin_us = total_us
         total_us += _wait_us(row, before)
-        updates.append(TimedUpdate(float(total_us / _US_PER_S), _pool(row, corpus)))
+        begin_s, end_s = float(begin_us / _US_PER_S), float(total_us / _US_PER_S)
+        updates.append(TimedUpdate(end_s, _pool(row, corpus), begin_s, _iterations(row)))
         before = row
     return Trace(f"{ANNS}-{key}", entry["query"], tuple(updates), tag=ANNS)
 
@@ -123,6 +128,13 @@ def _wait_us(row: Row, before: Row | None) -> Fraction:
         if before is not None and time_us < before.time(column):
             raise row.error(column, f"{row[column]!r} is before that of the row above, {before[column]!r}")
     return end_us - start_us
+
+
+def _iterations(row: Row) -> tuple[int, int] | None:
+    first, last = (row.values.get(column, "").strip() for column in _ITERATIONS)
+    if not (_COUNT.fullmatch(first) and _COUNT.fullmatch(last)) or int(first) > int(last):
+        return None
+    return int(first), int(last)
 
 
 def _pool(row: Row, corpus: Mapping[str, str]) -> Replace:
@@ -148,7 +160,8 @@ def write_anns(traces: Sequence[Trace], folder: Path, *, drop: bool = False) -> 
     """Writes the map, a trace file for each trace, and the corpus, and returns what was left out.
 
     Traces keep their number where all are named 'anns-<number>', and are numbered from 0 otherwise. A chunk's source is
-    its document's id. The iterations, which no trace holds, count the rows.
+    its document's id. A row begins where the one before ended, as the driver has it. Where a trace holds no iterations,
+    they count the rows.
 
     Raises:
         ConfigurationError: a trace appends to its context, the format would lose something and `drop` is not set, a
@@ -174,11 +187,13 @@ def write_anns(traces: Sequence[Trace], folder: Path, *, drop: bool = False) -> 
 
 def _as_read(trace: Trace, number: int) -> Trace:
     """The trace that is read back."""
-    updates = tuple(
-        TimedUpdate(timed.offset_s, Replace(Chunk(chunk.text, source=chunk.source) for chunk in timed.update.chunks))
-        for timed in trace.updates
-    )
-    return Trace(f"{ANNS}-{number}", trace.query, updates, tag=ANNS)
+    updates: list[TimedUpdate] = []
+    begin_s = 0.0
+    for index, timed in enumerate(trace.updates):
+        pool = Replace(Chunk(chunk.text, source=chunk.source) for chunk in timed.update.chunks)
+        updates.append(TimedUpdate(timed.offset_s, pool, begin_s, timed.iterations or (index, index + 1)))
+        begin_s = float(timed.offset_s)
+    return Trace(f"{ANNS}-{number}", trace.query, tuple(updates), tag=ANNS)
 
 
 def _corpus_of(traces: Iterable[Trace]) -> dict[str, str]:
@@ -206,9 +221,9 @@ def _write(trace: Trace, file: Path) -> None:
     with file.open("w", encoding="utf-8", newline="") as stream:
         rows = csv.writer(stream)
         rows.writerow((*_COLUMNS[:2], *_ITERATIONS, _COLUMNS[2]))
-        for index, timed in enumerate(trace.updates):
+        for timed in trace.updates:
             # The decimal digits of the seconds, moved: reading gives exactly the same float.
             end_us = format(Decimal(repr(float(timed.offset_s))).scaleb(6), "f")
             pool = ",".join(chunk.source for chunk in timed.update.chunks)
-            rows.writerow((start_us, end_us, index, index + 1, f"({pool})"))
+            rows.writerow((start_us, end_us, *(timed.iterations or ("", "")), f"({pool})"))
             start_us = end_us

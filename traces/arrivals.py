@@ -57,7 +57,7 @@ class Arrivals:
             object.__setattr__(self, "recorded_s", _checked_times(self.recorded_s))
 
     def draw(self, num_arrivals: int, *, seed: int) -> FloatArray:
-        """The first `num_arrivals` times in seconds, in order. The same seed gives the same times.
+        """The first `num_arrivals` times in seconds, in order. The same `seed` gives the same times.
 
         Raises:
             ConfigurationError: so many were not recorded.

@@ -52,6 +52,11 @@ def read_arrival_times(path: str | Path, *, delays: bool) -> list[float]:
 def write_arrival_times(times_s: Sequence[float], path: str | Path, *, delays: bool) -> None:
     """Writes times, or the waits between them, so that `read_arrival_times` gives exactly the same floats.
 
+    Args:
+        times_s: in seconds, in their order.
+        path: the file.
+        delays: write waits, each since the arrival before.
+
     Raises:
         ConfigurationError: there are none, they decrease, one is negative or not finite, or they cannot be written.
     """
@@ -75,6 +80,10 @@ def write_arrival_times(times_s: Sequence[float], path: str | Path, *, delays: b
 
 def with_arrivals(traces: Sequence[Trace], times_s: Sequence[float]) -> list[Trace]:
     """Copies of the traces that come at these times, the first trace at the first.
+
+    Args:
+        traces: the traces.
+        times_s: in seconds, at least one for each trace.
 
     Raises:
         ConfigurationError: there are fewer times than traces.

@@ -6,7 +6,7 @@ the search's row), `content` (in a page's row, may be blank), and `url`, which m
 What a row means is what the published replay driver makes of it. Rows count in the order of `endTime`. The search's row
 opens the prompt, so it is an `Append` of nothing; a page's row is an `Append` of one chunk, whose text is `content` and
 whose source is `url`. The driver sends `template + '\\n'` when the search has ended, `content + '\\n'` for each page,
-and `end_template + ' ' + query` with the last; none of that is part of the trace. `startTime` is checked, not kept.
+and `end_template + ' ' + query` with the last; none of that is part of the trace. `startTime` is when the update began.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _trace(file: Path, number: int) -> Trace:
     if is_page:
         reason = f"a page that ended at {end_s} s, before any search did: a {_SEARCH!r} row must come first"
         raise first.error("endTime", reason)
-    updates = tuple(TimedUpdate(end_s, _update(row)) for end_s, _, row in timed)
+    updates = tuple(TimedUpdate(end_s, _update(row), float(row.time("startTime"))) for end_s, _, row in timed)
     return Trace(f"{CRAWLER}-{number}", first["query"], updates, tag=CRAWLER)
 
 
@@ -81,8 +81,8 @@ def _update(row: Row) -> Append:
 def write_crawler(traces: Sequence[Trace], folder: Path, *, drop: bool = False) -> tuple[str, ...]:
     """Writes a `query_<number>.csv` for each trace and returns what was left out.
 
-    Traces keep their number where all are named 'crawler-<number>', and are numbered from 0 otherwise. A page's
-    `startTime`, which no trace holds, is the end of the search.
+    Traces keep their number where all are named 'crawler-<number>', and are numbered from 0 otherwise. Where a
+    trace does not say when an update began, a search begins with the question and a page with the first update.
 
     Raises:
         ConfigurationError: a trace replaces its context, the format would lose something and `drop` is not set, a text
@@ -103,24 +103,25 @@ def write_crawler(traces: Sequence[Trace], folder: Path, *, drop: bool = False) 
 def _as_read(trace: Trace, number: int) -> Trace:
     """The trace that is read back: one chunk an update, after an update of nothing."""
     updates: list[TimedUpdate] = []
+    opened_s = float(trace.updates[0].offset_s)
     for timed in trace.updates:
+        search_s, page_s = (default if timed.begin_s is None else float(timed.begin_s) for default in (0.0, opened_s))
         pages = [Append(Chunk(chunk.text, source=chunk.source)) for chunk in timed.update.chunks]
         if not pages or not updates:
-            updates.append(TimedUpdate(timed.offset_s, Append(())))
-        updates += [TimedUpdate(timed.offset_s, page) for page in pages]
+            updates.append(TimedUpdate(timed.offset_s, Append(()), 0.0 if pages else search_s))
+        updates += [TimedUpdate(timed.offset_s, page, page_s) for page in pages]
     # Rows of the same time are read with the searches first.
     updates.sort(key=lambda timed: (timed.offset_s, len(timed.update.chunks)))
     return Trace(f"{CRAWLER}-{number}", trace.query, tuple(updates), tag=CRAWLER)
 
 
 def _write(trace: Trace, file: Path) -> None:
-    opened_s = float(trace.updates[0].offset_s)
     with file.open("w", encoding="utf-8", newline="") as stream:
         rows = csv.writer(stream)
         rows.writerow((*_COLUMNS, "url"))
         for timed in trace.updates:
-            end_s = float(timed.offset_s)
+            times = (timed.begin_s, float(timed.offset_s))
             if not timed.update.chunks:
-                rows.writerow((_SEARCH, 0.0, end_s, trace.query, "", ""))
+                rows.writerow((_SEARCH, *times, trace.query, "", ""))
             for chunk in timed.update.chunks:
-                rows.writerow((_PAGE, opened_s, end_s, "", chunk.text, chunk.source))
+                rows.writerow((_PAGE, *times, "", chunk.text, chunk.source))

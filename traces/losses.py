@@ -62,11 +62,24 @@ def _differences(trace: Trace, read: Trace) -> set[str]:
         (timed.offset_s, len(timed.update.chunks)) for timed in read.updates
     ]:
         different.add("grouping of chunks into updates")
+    different |= {name for name in ("begin_s", "iterations") if _is_lost(name, trace, read)}
     ours, theirs = _chunks(trace), _chunks(read)
     for field in fields(Chunk):
         if any(getattr(a, field.name) != getattr(b, field.name) for a, b in zip(ours, theirs, strict=True)):
             different.add(f"chunk {field.name}")
     return different
+
+
+def _is_lost(name: str, trace: Trace, read: Trace) -> bool:
+    """Whether something that was recorded of an update is read back otherwise. What was not recorded cannot be lost: a
+    format may fill it in."""
+    ours, theirs = (
+        [getattr(timed, name) for timed in found.updates for _ in range(max(1, len(timed.update.chunks)))]
+        for found in (trace, read)
+    )
+    if len(ours) < len(theirs):  # an opening of nothing was put before the first chunk
+        theirs = theirs[len(theirs) - len(ours) :]
+    return any(value is not None and value != back for value, back in zip(ours, theirs, strict=True))
 
 
 def _chunks(trace: Trace) -> list[Chunk]:
@@ -78,6 +91,9 @@ def check_texts(trace: Trace, *, nul: bool = True) -> None:
     texts = [(name, getattr(trace, name)) for name in ("trace_id", "query", "tenant", "tag")]
     texts += [
         (f"chunk {name}", getattr(chunk, name)) for chunk in _chunks(trace) for name in ("text", "source", "title")
+    ]
+    texts += [
+        (f"failure's {name}", getattr(failure, name)) for failure in trace.failures for name in ("source", "reason")
     ]
     for name, text in texts:
         if len(text) > MAX_TEXT_CHARACTERS:

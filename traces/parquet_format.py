@@ -2,7 +2,9 @@
 
 One row a trace, in the columns of `parquet_schema`. A trace's distinct chunks are in `chunks`, and its updates name
 them by position (`update_chunks`), so that a document that stays in the top-k is stored once. `metadata` of a chunk is
-JSON. The file's own metadata has the version of the schema under `stream2llm_traces_version`.
+JSON. `begins_s` and `iterations` have a value or null for each update, and are null where no update has one; `failures`
+is null where there are none. The file's own metadata has the version of the schema under `stream2llm_traces_version`;
+version 1 has not got these three columns.
 
 Every row group and the footer have a checksum (`parquet_seal`), looked at before they are read. Texts are not
 dictionary-encoded, so that what a file says of its size bounds what reading it can allocate; a file that says more than
@@ -12,7 +14,7 @@ dictionary-encoded, so that what a file says of its size bounds what reading it 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["PARQUET", "SCHEMA_VERSION", "group_ranges", "parquet_schema", "read_parquet", "write_parquet"]
 
 PARQUET = "parquet"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _VERSION_KEY = b"stream2llm_traces_version"
+_READ_VERSIONS = frozenset(str(version).encode() for version in range(1, SCHEMA_VERSION + 1))
+_SINCE_VERSION_2 = frozenset({"begins_s", "iterations", "failures"})
 _GROUP_TRACES, _GROUP_BYTES, _BATCH_TRACES = 256, 1 << 25, 32
 _MAX_GROUP_BYTES, _MAX_GROUP_VALUES, _MAX_TRACE_VALUES = 1 << 31, 1 << 23, 1 << 22
 
@@ -40,8 +44,9 @@ _MAX_GROUP_BYTES, _MAX_GROUP_VALUES, _MAX_TRACE_VALUES = 1 << 31, 1 << 23, 1 << 
 def parquet_schema() -> Schema:
     """The columns of version `SCHEMA_VERSION`."""
     pa = require_pyarrow()
-    chunk = [("text", pa.string()), ("source", pa.string()), ("title", pa.string())]
-    chunk += [("score", pa.float64()), ("metadata", pa.string())]
+    text, number = pa.string(), pa.float64()
+    chunk = [("text", text), ("source", text), ("title", text), ("score", number), ("metadata", text)]
+    failure = [("offset_s", number), ("source", text), ("reason", text)]
     columns = [
         ("trace_id", pa.string()),
         ("query", pa.string()),
@@ -54,11 +59,14 @@ def parquet_schema() -> Schema:
         ("offsets_s", pa.list_(pa.float64())),
         ("update_chunks", pa.list_(pa.list_(pa.int32()))),
         ("chunks", pa.list_(pa.struct(chunk))),
+        ("begins_s", pa.list_(pa.float64())),
+        ("iterations", pa.list_(pa.struct([("first", pa.int64()), ("last", pa.int64())]))),
+        ("failures", pa.list_(pa.struct(failure))),
     ]
     return pa.schema(columns, metadata={_VERSION_KEY: str(SCHEMA_VERSION).encode()})
 
 
-def write_parquet(traces: Sequence[Trace], file: Path) -> None:
+def write_parquet(traces: Iterable[Trace], file: Path) -> None:
     """Writes the file, in place of one that is there only when all is written.
 
     Raises:
@@ -97,14 +105,15 @@ def _groups(traces: Iterable[Trace]) -> Iterator[list[dict[str, Any]]]:
     for trace in traces:
         check_texts(trace)
         group.append(row_of(trace))
-        num_values = sum(1 + len(update) for update in group[-1]["update_chunks"])
+        num_values = sum(1 + len(update) for update in group[-1]["update_chunks"]) + len(trace.failures)
         if num_values > _MAX_TRACE_VALUES:
             raise ConfigurationError(
-                f"trace {trace.trace_id!r:.80} has {num_values:,} updates and chunks in them, where at most "
+                f"trace {trace.trace_id!r:.80} has {num_values:,} updates, chunks in them and failures, where at most "
                 f"{_MAX_TRACE_VALUES:,} can be written"
             )
         num_bytes += 8 * num_values
         num_bytes += sum(4 * len(chunk["text"]) + len(chunk["metadata"] or "") + 64 for chunk in group[-1]["chunks"])
+        num_bytes += sum(4 * len(failure.source + failure.reason) + 16 for failure in trace.failures)
         if len(group) == _GROUP_TRACES or num_bytes > _GROUP_BYTES:
             yield group
             group, num_bytes = [], 0
@@ -173,15 +182,17 @@ def _check_columns(file: Path, parquet: ParquetFile) -> None:
     version = (parquet.metadata.metadata or {}).get(_VERSION_KEY)
     if version is None:
         raise TraceError(f"no traces: the file's metadata has no {_VERSION_KEY.decode()!r}", file=file)
-    if version != str(SCHEMA_VERSION).encode():
+    if version not in _READ_VERSIONS:
         found = version.decode("utf-8", "replace")
         raise TraceError(
-            f"version {found!r:.40} of the schema, where this release reads {SCHEMA_VERSION}: use the release that "
-            "wrote it, or write the traces again",
+            f"version {found!r:.40} of the schema, where this release reads 1 to {SCHEMA_VERSION}: use the release "
+            "that wrote it, or write the traces again",
             file=file,
         )
     found_schema = parquet.schema_arrow
     for field in parquet_schema():
+        if version == b"1" and field.name in _SINCE_VERSION_2:
+            continue
         if field.name not in found_schema.names:
             raise TraceError("the column is missing", file=file, column=field.name)
         if (found_type := found_schema.field(field.name).type) != field.type:

@@ -9,7 +9,7 @@ from typing import Any
 
 from stream2llm_sdk.context import Append, Chunk, ContextMode, Replace
 from stream2llm_sdk.errors import ConfigurationError, TraceError
-from stream2llm_sdk.traces.trace import TimedUpdate, Trace
+from stream2llm_sdk.traces.trace import TimedFailure, TimedUpdate, Trace
 
 __all__ = ["row_of", "trace_of"]
 
@@ -35,6 +35,11 @@ def row_of(trace: Trace) -> dict[str, Any]:
     row["mode"] = trace.mode.value
     row["offsets_s"] = [_float64(trace, "offset_s", timed.offset_s) for timed in trace.updates]
     row["update_chunks"] = update_chunks
+    row |= _begins_and_iterations(trace)
+    row["failures"] = [
+        {"offset_s": _float64(trace, "offset_s", failure.offset_s), "source": failure.source, "reason": failure.reason}
+        for failure in trace.failures
+    ] or None
     row["chunks"] = [
         {"text": text, "source": source, "title": title, "score": score, "metadata": metadata}
         for text, source, title, score, metadata in positions
@@ -60,16 +65,61 @@ def trace_of(row: Mapping[str, Any], file: Path, number: int) -> Trace:
         reason = f"{len(positions)} updates, where offsets_s has {len(offsets_s)}"
         raise TraceError(reason, file=file, row=number, column="update_chunks")
     chunks = [_chunk(chunk, file, number) for chunk in row["chunks"]]
-    column = "offsets_s"
+    begins_s = _of_updates(row, "begins_s", len(offsets_s), file, number)
+    windows = _of_updates(row, "iterations", len(offsets_s), file, number)
     try:
         updates = []
-        for offset_s, update in zip(offsets_s, positions, strict=True):
-            updates.append(TimedUpdate(offset_s, kind(_picked(chunks, update, file, number))))
+        for offset_s, update, begin_s, window in zip(offsets_s, positions, begins_s, windows, strict=True):
+            iterations = None if window is None else (window["first"], window["last"])
+            updates.append(TimedUpdate(offset_s, kind(_picked(chunks, update, file, number)), begin_s, iterations))
         fields = {name: row[name] for name in (*_TEXTS, *_INTEGERS, "arrival_s")}
-        return Trace(updates=tuple(updates), **fields)
+        failures = _failures(row.get("failures"), file, number)
+        return Trace(updates=tuple(updates), failures=failures, **fields)
     except ConfigurationError as error:
-        column = next((name for name in (*_INTEGERS, "arrival_s") if name in str(error)), "offsets_s")
-        raise TraceError(str(error), file=file, row=number, column=column) from error
+        if isinstance(error, TraceError):
+            raise
+        raise TraceError(str(error), file=file, row=number, column=_column_of(error)) from error
+
+
+def _column_of(error: ConfigurationError) -> str:
+    message = str(error)
+    if message.startswith("begin_s"):
+        return "begins_s"
+    return next((name for name in (*_INTEGERS, "arrival_s", "iterations") if name in message), "offsets_s")
+
+
+def _of_updates(row: Mapping[str, Any], column: str, num_updates: int, file: Path, number: int) -> list[Any]:
+    values = row.get(column)
+    if values is None:
+        return [None] * num_updates
+    if len(values) != num_updates:
+        reason = f"{len(values)} values, where offsets_s has {num_updates}"
+        raise TraceError(reason, file=file, row=number, column=column)
+    return list(values)
+
+
+def _failures(rows: Any, file: Path, number: int) -> tuple[TimedFailure, ...]:
+    try:
+        return tuple(TimedFailure(row["offset_s"], row["source"], row["reason"]) for row in rows or ())
+    except (ConfigurationError, TypeError) as error:
+        reason = "a failure is missing" if isinstance(error, TypeError) else str(error)
+        raise TraceError(reason, file=file, row=number, column="failures") from error
+
+
+def _begins_and_iterations(trace: Trace) -> dict[str, Any]:
+    """The columns in which an update may have no value; null where none has one."""
+    begins_s = [_float64(trace, "begin_s", timed.begin_s) for timed in trace.updates]
+    windows = [None if (pair := timed.iterations) is None else _window(trace, pair) for timed in trace.updates]
+    return {
+        "begins_s": begins_s if any(begin_s is not None for begin_s in begins_s) else None,
+        "iterations": windows if any(windows) else None,
+    }
+
+
+def _window(trace: Trace, iterations: tuple[int, int]) -> dict[str, int]:
+    if iterations[1] >= 1 << 63:
+        raise _unfit(trace, "iterations", iterations, "are no 64-bit integers")
+    return {"first": iterations[0], "last": iterations[1]}
 
 
 def _picked(chunks: list[Chunk], positions: Any, file: Path, number: int) -> list[Chunk]:

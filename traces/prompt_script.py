@@ -19,7 +19,7 @@ from stream2llm_sdk.prompt import PromptAssembler
 from stream2llm_sdk.serving.engine import EngineLimits
 from stream2llm_sdk.serving.lcp import TokenArray, longest_common_prefix
 from stream2llm_sdk.traces.synthesis_options import NUM_QUESTION_TOKENS, NUM_TEMPLATE_TOKENS
-from stream2llm_sdk.traces.trace import NUM_TOKENS, TimedUpdate, Trace
+from stream2llm_sdk.traces.trace import NUM_TOKENS, Trace
 
 __all__ = ["FillerPrompts", "PromptScript", "ScriptStep", "filler_ids", "keeps_sizes_only", "script_of"]
 
@@ -207,5 +207,5 @@ def _with_sources(trace: Trace) -> Trace:
             chunk if chunk.source else replace(chunk, source=f"{trace.trace_id}/{number}/{place}")
             for place, chunk in enumerate(timed.update.chunks)
         ]
-        updates.append(TimedUpdate(timed.offset_s, type(timed.update)(chunks)))
+        updates.append(replace(timed, update=type(timed.update)(chunks)))
     return replace(trace, updates=tuple(updates))

@@ -19,11 +19,12 @@ from stream2llm_sdk.errors import ConfigurationError, TraceError
 from stream2llm_sdk.traces import parquet_format, trace_set
 from stream2llm_sdk.traces.parquet_format import group_ranges, parquet_schema
 from stream2llm_sdk.traces.parquet_seal import seal
-from stream2llm_sdk.traces.trace import TimedUpdate, Trace
+from stream2llm_sdk.traces.trace import TimedFailure, TimedUpdate, Trace
 from stream2llm_sdk.traces.trace_set import read_traces, write_traces
 
 texts = st.text(max_size=20)
 seconds = st.floats(0, 1e9) | st.integers(0, 10**6)
+windows = st.none() | st.lists(st.integers(0, 2**63 - 1), min_size=2, max_size=2).map(sorted).map(tuple)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
@@ -46,8 +47,15 @@ def traces(draw: Any) -> list[Trace]:
     for trace_id in draw(st.lists(texts, min_size=1, max_size=4, unique=True)):
         kind = draw(st.sampled_from([Append, Replace]))
         offsets = sorted(draw(st.lists(seconds, min_size=1, max_size=4)))
+        has_windows = draw(st.booleans())
         updates = tuple(
-            TimedUpdate(offset, kind(draw(st.lists(st.sampled_from(pool), max_size=3)))) for offset in offsets
+            TimedUpdate(
+                offset,
+                kind(draw(st.lists(st.sampled_from(pool), max_size=3))),
+                draw(st.none() | st.floats(0, offset)),
+                draw(windows) if has_windows else None,
+            )
+            for offset in offsets
         )
         drawn.append(
             Trace(
@@ -59,6 +67,7 @@ def traces(draw: Any) -> list[Trace]:
                 max_tokens=draw(st.none() | st.integers(1, 2**63 - 1)),
                 tenant=draw(texts),
                 tag=draw(texts),
+                failures=tuple(draw(st.lists(st.builds(TimedFailure, seconds, texts, texts), max_size=2))),
             )
         )
     return drawn
@@ -94,7 +103,7 @@ def test_two_thousand_traces_are_one_small_file(tmp_path: Path) -> None:
 
 def test_the_version_of_the_schema_is_in_the_file(tmp_path: Path) -> None:
     write_traces([a_trace()], file := tmp_path / "a.parquet")
-    assert pq.read_metadata(file).metadata[b"stream2llm_traces_version"] == b"1"
+    assert pq.read_metadata(file).metadata[b"stream2llm_traces_version"] == b"2"
 
 
 def test_a_failed_write_leaves_the_file_that_was_there(tmp_path: Path) -> None:
@@ -111,6 +120,8 @@ def test_a_failed_write_leaves_the_file_that_was_there(tmp_path: Path) -> None:
         (with_chunk(metadata={"pair": (1, 2)}), "metadata"),
         (with_chunk(metadata={1: "one"}), "metadata"),
         (with_chunk(metadata={"score": math.nan}), "metadata"),
+        (a_trace(failures=(TimedFailure(1.0, "s", "half \udc00"),)), "failure's reason is no Unicode text"),
+        (a_trace(updates=(TimedUpdate(1.0, Append(()), iterations=(0, 2**63)),)), "iterations"),
         (with_chunk(title="\ud83d"), "title is no Unicode text"),
         (a_trace(query="half \udc00"), "query is no Unicode text"),
         (a_trace(max_tokens=2**63), "max_tokens"),
@@ -166,6 +177,15 @@ MORE_BAD_ROWS = [
     ("chunks.metadata", row(chunks=[{**CHUNK, "metadata": "[" * 100_000}])),
     ("chunks.metadata", row(chunks=[{**CHUNK, "metadata": "[]"}])),
     ("num_query_tokens", row(num_query_tokens=-1)),
+    ("begins_s", row(begins_s=[0.5])),
+    ("begins_s", row(begins_s=[0.5, 2.5])),
+    ("begins_s", row(begins_s=[-1.0, None])),
+    ("iterations", row(iterations=[{"first": 0, "last": 1}])),
+    ("iterations", row(iterations=[{"first": 2, "last": 1}, None])),
+    ("iterations", row(iterations=[{"first": None, "last": 1}, None])),
+    ("failures", row(failures=[None])),
+    ("failures", row(failures=[{"offset_s": math.nan, "source": "s", "reason": "r"}])),
+    ("failures", row(failures=[{"offset_s": 1.0, "source": None, "reason": "r"}])),
 ]
 
 
@@ -180,11 +200,21 @@ def test_a_bad_row_is_named_or_skipped(column: str, bad: dict[str, Any], tmp_pat
     assert [str(error) for error in found.skipped] == [str(caught.value)]
 
 
-@pytest.mark.parametrize("version", [b"2", b"", b"\xff", None])
+@pytest.mark.parametrize("version", [b"0", b"3", b"", b"\xff", None])
 def test_another_version_is_not_guessed_at(version: bytes | None, tmp_path: Path) -> None:
     metadata = {b"stream2llm_traces_version": version} if version is not None else None
     write_rows(file := tmp_path / "a.parquet", row(), schema=parquet_schema().with_metadata(metadata))
     with pytest.raises(TraceError, match="version"):
+        read_traces(file)
+
+
+def test_a_file_of_the_first_version_is_read(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist([row()], schema=parquet_schema()).drop_columns(["begins_s", "iterations", "failures"])
+    write_table(table.replace_schema_metadata({b"stream2llm_traces_version": b"1"}), file := tmp_path / "a.parquet")
+    (trace,) = read_traces(file)
+    assert trace == Trace("a", "", (TimedUpdate(1.0, Append(())), TimedUpdate(2.0, Append(Chunk("text", "s")))))
+    write_table(table, file)
+    with pytest.raises(TraceError, match="column 'begins_s': the column is missing"):
         read_traces(file)
 
 

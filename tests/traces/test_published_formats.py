@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from stream2llm_sdk.context import Append, Chunk, Replace
 from stream2llm_sdk.errors import ConfigurationError, TraceError
-from stream2llm_sdk.traces.trace import TimedUpdate, Trace
+from stream2llm_sdk.traces.trace import TimedFailure, TimedUpdate, Trace
 from stream2llm_sdk.traces.trace_set import read_traces, write_traces
 
 HEADING = "type,startTime,endTime,query,url,content,status\n"
@@ -22,7 +23,7 @@ CRAWL = (
     + "page_scrape,0.5,2.5,,https://b.org,second,200\n"
     + 'tavily_search,0.0,0.5,"who, and why?",,,\n'
     + 'page_scrape,0.5,1.25,,https://a.org,"first ""page""\nof two lines",200\n'
-    + "page_scrape,0.5,3.0,,https://c.org,,timeout\n"
+    + "page_scrape,0.75,3.0,,https://c.org,,timeout\n"
 )
 POOLS = "StartTime_us,EndTime_us,StartIteration,EndIteration,PipelinePool\n" + (
     '0,1000000,0,3,"(11,22)"\n1000000,1250000,3,4,"(11,33)"\n1300000,1300001,4,5,"(33,)"\n'
@@ -49,10 +50,10 @@ def test_a_crawl_opens_with_the_search_and_appends_a_page_at_its_end_time(tmp_pa
         "crawler-7",
         "who, and why?",
         (
-            TimedUpdate(0.5, Append(())),
-            TimedUpdate(1.25, Append(Chunk('first "page"\nof two lines', "https://a.org"))),
-            TimedUpdate(2.5, Append(Chunk("second", "https://b.org"))),
-            TimedUpdate(3.0, Append(Chunk("", "https://c.org"))),
+            TimedUpdate(0.5, Append(()), 0.0),
+            TimedUpdate(1.25, Append(Chunk('first "page"\nof two lines', "https://a.org")), 0.5),
+            TimedUpdate(2.5, Append(Chunk("second", "https://b.org")), 0.5),
+            TimedUpdate(3.0, Append(Chunk("", "https://c.org")), 0.75),
         ),
         tag="crawler",
     )
@@ -73,9 +74,9 @@ def test_a_vector_search_replaces_its_pool_after_the_length_of_each_row(tmp_path
         "anns-0",
         "why?",
         (
-            TimedUpdate(1.0, Replace([one, two])),
-            TimedUpdate(1.25, Replace([one, three])),
-            TimedUpdate(1.250001, Replace([three])),
+            TimedUpdate(1.0, Replace([one, two]), 0.0, (0, 3)),
+            TimedUpdate(1.25, Replace([one, three]), 1.0, (3, 4)),
+            TimedUpdate(1.250001, Replace([three]), 1.25, (4, 5)),
         ),
         tag="anns",
     )
@@ -106,8 +107,10 @@ def crawls(draw: Any) -> list[Trace]:
     traces = []
     for number in draw(st.lists(st.integers(0, 10**6), min_size=1, max_size=3, unique=True)):
         first, *rest = draw(times)
-        updates = [TimedUpdate(first, Append(()))]
-        updates += [TimedUpdate(time_s, Append(Chunk(draw(texts), draw(texts)))) for time_s in rest]
+        updates = [TimedUpdate(first, Append(()), draw(st.floats(0, first)))]
+        updates += [
+            TimedUpdate(time_s, Append(Chunk(draw(texts), draw(texts))), draw(st.floats(0, time_s))) for time_s in rest
+        ]
         traces.append(Trace(f"crawler-{number}", draw(texts), tuple(updates), tag="crawler"))
     return sorted(traces, key=lambda trace: int(trace.trace_id.split("-")[1]))
 
@@ -118,15 +121,16 @@ def searches(draw: Any) -> list[Trace]:
     corpus = [Chunk(text, name) for name, text in draw(st.dictionaries(names, texts, min_size=1, max_size=6)).items()]
     pools = st.lists(st.sampled_from(corpus), max_size=4, unique_by=lambda chunk: chunk.source)
     numbers = draw(st.lists(st.integers(0, 10**6), min_size=1, max_size=3, unique=True))
-    return [
-        Trace(
-            f"anns-{number}",
-            draw(texts),
-            tuple(TimedUpdate(time_s, Replace(draw(pools))) for time_s in draw(times)),
-            tag="anns",
+    windows = st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)).map(sorted).map(tuple)
+    traces = []
+    for number in numbers:
+        ends_s = draw(times)
+        updates = tuple(
+            TimedUpdate(end_s, Replace(draw(pools)), begin_s, draw(windows))
+            for begin_s, end_s in zip([0.0, *ends_s], ends_s, strict=False)
         )
-        for number in numbers
-    ]
+        traces.append(Trace(f"anns-{number}", draw(texts), updates, tag="anns"))
+    return traces
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -143,6 +147,58 @@ def test_searches_are_read_as_they_were_written(traces: list[Trace], tmp_path_fa
     folder = tmp_path_factory.mktemp("searches")
     assert write_traces(traces, folder, kind="anns") == ()
     assert list(read_traces(folder)) == traces
+
+
+def without_begins(trace: Trace) -> Trace:
+    updates = tuple(replace(timed, begin_s=None, iterations=None) for timed in trace.updates)
+    return replace(trace, updates=updates)
+
+
+@pytest.mark.parametrize("kind", ["crawler", "anns"])
+def test_what_was_not_recorded_of_an_update_is_filled_in_and_is_no_loss(kind: str, tmp_path: Path) -> None:
+    (source := tmp_path / "source").mkdir()
+    if kind == "crawler":
+        (source / "query_0.csv").write_text(CRAWL, encoding="utf-8")
+    else:
+        anns_folder(source)
+    (trace,) = read_traces(source)
+    assert write_traces([without_begins(trace)], tmp_path / "out", kind=kind) == ()
+    (read,) = read_traces(tmp_path / "out")
+    assert without_begins(read) == without_begins(trace)
+    begins_s = [0.0, 0.5, 0.5, 0.5] if kind == "crawler" else [0.0, 1.0, 1.25]
+    assert [timed.begin_s for timed in read.updates] == begins_s
+    assert [timed.iterations for timed in read.updates] == (
+        [None] * 4 if kind == "crawler" else [(0, 1), (1, 2), (2, 3)]
+    )
+
+
+def test_a_begin_that_the_driver_would_wait_for_otherwise_is_a_loss(tmp_path: Path) -> None:
+    updates = (TimedUpdate(1.0, Replace(()), 0.25, (0, 3)), TimedUpdate(2.0, Replace(()), 1.5, (3, 9)))
+    traces = [Trace("anns-0", "why?", updates, tag="anns", failures=(TimedFailure(1.0, "7", "not there"),))]
+    with pytest.raises(ConfigurationError, match="does not hold"):
+        write_traces(traces, tmp_path / "out", kind="anns")
+    dropped = write_traces(traces, tmp_path / "out", kind="anns", drop=True)
+    assert sorted(dropped) == ["begin_s (of 1)", "failures (of 1)"]
+    (read,) = read_traces(tmp_path / "out")
+    assert [(timed.offset_s, timed.begin_s, timed.iterations) for timed in read.updates] == [
+        (1.0, 0.0, (0, 3)),
+        (2.0, 1.0, (3, 9)),
+    ]
+
+
+def test_begins_of_a_crawl_are_kept_where_pages_came_together(tmp_path: Path) -> None:
+    pages = Append([Chunk("one", "https://a.org"), Chunk("two", "https://b.org")])
+    trace = Trace("crawler-0", "why?", (TimedUpdate(1.0, pages, 0.25), TimedUpdate(2.0, pages, 0.5)), tag="crawler")
+    dropped = write_traces([trace], tmp_path / "out", kind="crawler", drop=True)
+    assert dropped == ("grouping of chunks into updates (of 1)",)
+    (read,) = read_traces(tmp_path / "out")
+    assert [timed.begin_s for timed in read.updates] == [0.0, 0.25, 0.25, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("window", ["x,3", "3,2", "-1,3", ",", "1.5,2"])
+def test_iterations_that_are_none_are_left_out(window: str, tmp_path: Path) -> None:
+    (trace,) = read_traces(anns_folder(tmp_path, POOLS.replace("0,3", window, 1)))
+    assert [timed.iterations for timed in trace.updates] == [None, (3, 4), (4, 5)]
 
 
 def rich_trace(kind: type[Append] | type[Replace]) -> Trace:

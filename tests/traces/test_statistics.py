@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from stream2llm_sdk.context import Append, Chunk, Replace
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.traces.statistics import Distribution, workload_statistics
-from stream2llm_sdk.traces.trace import NUM_TOKENS, TimedUpdate, Trace
+from stream2llm_sdk.traces.statistics_tables import statistics_tables
+from stream2llm_sdk.traces.trace import NUM_TOKENS, TimedFailure, TimedUpdate, Trace
 
 
 def document(name: str, num_tokens: int) -> Chunk:
@@ -53,6 +55,16 @@ def test_a_crawl_counts_its_search_and_its_pages() -> None:
     assert found.chunks_per_query.mean == 3
     assert found.inter_chunk_ms is not None
     assert (found.inter_chunk_ms.n, found.inter_chunk_ms.min, found.inter_chunk_ms.max) == (2, 500, 1_500)
+
+
+def test_sources_that_failed_are_counted_where_they_were_recorded() -> None:
+    gone = TimedFailure(1.0, "http://gone", "HTTP 404")
+    (found,) = workload_statistics([crawl("a"), replace(crawl("b"), failures=(gone, gone))])
+    assert found.failures_per_query is not None
+    assert (found.failures_per_query.n, found.failures_per_query.mean) == (2, 1.0)
+    (table,) = statistics_tables(found)
+    assert "sources that failed: 1.00 a query, at most 2" in table.remark
+    assert workload_statistics([crawl()])[0].failures_per_query is None
 
 
 def test_an_update_invalidates_what_is_behind_the_common_documents() -> None:

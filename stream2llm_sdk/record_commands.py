@@ -1,0 +1,47 @@
+"""The commands `stream2llm trace record …`: traces of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from stream2llm_sdk.console import shown_errors
+from stream2llm_sdk.record_anns_command import anns
+from stream2llm_sdk.record_crawl_command import crawl
+from stream2llm_sdk.record_run import PublishedOption
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="record",
+    help="Record traces: ask questions, and keep what was retrieved for each, and when.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+app.command()(crawl)
+app.command()(anns)
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a recording, finished or not.")],
+    published: PublishedOption = None,
+) -> None:
+    """Write traces.parquet, failures.csv and summary.json of what has been recorded so far."""
+    with shown_errors():
+        from stream2llm_sdk.record_progress import show_recording
+        from stream2llm_sdk.traces.recording.exports import export_recording, publish_recording
+        from stream2llm_sdk.traces.recording.recording import RecordingFolder
+
+        with RecordingFolder.open(folder) as recording:
+            summary = export_recording(recording)
+            dropped = publish_recording(recording, published) if published is not None else ()
+        console = Console()
+        show_recording(console, summary, "updates")
+        if published is not None:
+            left_out = f"; left out, for the format does not hold it: {', '.join(dropped)}" if dropped else ""
+            console.print(f"published form in {published}{left_out}", markup=False, highlight=False, soft_wrap=True)

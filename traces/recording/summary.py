@@ -1,0 +1,122 @@
+"""What came of a recording, in numbers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stream2llm_sdk.errors import ConfigurationError, RecordingError
+from stream2llm_sdk.files import read_json_object
+from stream2llm_sdk.traces.recording.questions import Question
+from stream2llm_sdk.traces.recording.recorder import Outcome
+
+__all__ = ["RecordingSummary", "kind_of_reason", "summary_of"]
+
+_URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>]+[^\s'\"<>.,;:)]", re.IGNORECASE)
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_SIZE = re.compile(r"(?<![\w.=])\d[\d,.]*\d|(?<![\w.=])\d")
+_STATUS = re.compile(r"HTTP \d{3}")
+_MAX_KIND_CHARACTERS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingSummary:
+    """A recording in numbers.
+
+    Attributes:
+        folder: where it is.
+        num_questions: that were asked.
+        num_traces: of them, those that gave a trace.
+        num_failed: of them, those for which nothing could be recorded.
+        num_updates: updates of the traces that brought something: pages of a crawl, pools of a search.
+        num_source_failures: sources, such as pages, that failed, whether or not others gave a trace.
+        failed_reasons: why nothing could be recorded, by kind, the commonest first.
+        source_reasons: why sources failed, likewise.
+        figures: what the recorder measured of itself, by name.
+    """
+
+    folder: Path
+    num_questions: int
+    num_traces: int
+    num_failed: int
+    num_updates: int
+    num_source_failures: int
+    failed_reasons: Mapping[str, int] = field(default_factory=dict)
+    source_reasons: Mapping[str, int] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; without the folder, which may be moved."""
+        values = asdict(self)
+        del values["folder"]
+        return values
+
+    @classmethod
+    def read(cls, file: Path) -> RecordingSummary:
+        """The summary of a JSON file.
+
+        Raises:
+            ConfigurationError: it cannot be read, or holds something else.
+        """
+        try:
+            return cls(folder=file.parent, **read_json_object(file, "a recording's summary"))
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{file}: no summary of a recording: {error}. Export the recording again"
+            ) from error
+
+    def _repr_html_(self) -> str:
+        from stream2llm_sdk.display.recording_view import summary_html
+
+        return summary_html(self)
+
+
+def summary_of(
+    folder: Path, outcomes: Iterable[tuple[Question, Outcome]], figures: Mapping[str, float]
+) -> RecordingSummary:
+    """Counts what became of questions."""
+    num_questions = num_failed = num_updates = num_source_failures = 0
+    failed: Counter[str] = Counter()
+    sources: Counter[str] = Counter()
+    for _, outcome in outcomes:
+        num_questions += 1
+        if isinstance(outcome, RecordingError):
+            num_failed += 1
+            failed[kind_of_reason(outcome.reason)] += 1
+        else:
+            num_updates += sum(bool(timed.update.chunks) for timed in outcome.updates)
+        num_source_failures += len(outcome.failures)
+        sources.update(kind_of_reason(failure.reason) for failure in outcome.failures)
+    return RecordingSummary(
+        folder,
+        num_questions,
+        num_questions - num_failed,
+        num_failed,
+        num_updates,
+        num_source_failures,
+        _by_count(failed),
+        _by_count(sources),
+        dict(figures),
+    )
+
+
+def kind_of_reason(reason: str) -> str:
+    """A reason without what differs from one case to the next: addresses, quotations, numbers other than an HTTP
+    status."""
+    kind = _QUOTED.sub("'…'", _URL.sub("URL", " ".join(reason.split())))
+    statuses = _STATUS.findall(kind)
+    kind = _STATUS.sub("HTTP STATUS", kind)
+    kind = _SIZE.sub("N", kind)
+    for status in statuses:
+        kind = kind.replace("HTTP STATUS", status, 1)
+    if len(kind) > _MAX_KIND_CHARACTERS:
+        kind = kind[: _MAX_KIND_CHARACTERS - 1] + "…"
+    return kind
+
+
+def _by_count(counts: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

@@ -1,0 +1,64 @@
+"""Texts that every format of traces can hold: of pages and documents that come from anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from stream2llm_sdk.context import Chunk
+from stream2llm_sdk.traces.trace import TimedFailure, Trace
+
+__all__ = ["whole_failure", "whole_text", "with_whole_texts"]
+
+_REPLACEMENT = "\ufffd"
+
+
+def with_whole_texts(trace: Trace, trace_id: str, query: str) -> Trace:
+    """The trace with this name and question, with whole texts in its chunks and failures, and with metadata that is
+    JSON."""
+    updates = tuple(
+        replace(timed, update=type(timed.update)(map(_whole_chunk, timed.update.chunks))) for timed in trace.updates
+    )
+    failures = tuple(map(whole_failure, trace.failures))
+    return replace(trace, trace_id=trace_id, query=query, updates=updates, failures=failures)
+
+
+def whole_failure(failure: TimedFailure) -> TimedFailure:
+    """The failure with whole texts."""
+    return replace(failure, source=whole_text(failure.source), reason=whole_text(failure.reason))
+
+
+def whole_text(text: str) -> str:
+    """The text with the replacement character in place of NUL bytes, which CSV cannot hold, and of halves of surrogate
+    pairs, which are no Unicode."""
+    if "\0" in text:
+        text = text.replace("\0", _REPLACEMENT)
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _whole_chunk(chunk: Chunk) -> Chunk:
+    return replace(
+        chunk,
+        text=whole_text(chunk.text),
+        source=whole_text(chunk.source),
+        title=whole_text(chunk.title),
+        metadata=_as_json(chunk.metadata),
+    )
+
+
+def _as_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    if not metadata:
+        return {}
+    try:
+        found: dict[str, Any] = json.loads(json.dumps(dict(metadata), allow_nan=False, default=str))
+    except (TypeError, ValueError, RecursionError):
+        return {str(key): whole_text(str(value)) for key, value in metadata.items()}
+    return found
