@@ -39,7 +39,7 @@ test-fast: setup
 
 # Nor does this, but a browser, other frameworks and servers that hang.
 test-slow: setup
-	$(BIN)/python -m pytest -m slow -n auto --maxprocesses 4 --dist loadfile tests/retrievers tests/sdk
+	$(BIN)/python -m pytest -m slow -n auto --maxprocesses 4 --dist loadfile tests/retrievers tests/sdk tests/traces
 
 # What starts real vLLM engines. In a process of its own where they run in that process: vLLM's CPU backend looks through
 # all loaded modules, and stumbles over numba's.

@@ -141,7 +141,10 @@ def _run(cells: Sequence[_Cell], predictors: dict[str, Predictors], jobs: int) -
         for index, cell in enumerate(cells):
             yield index, _serve(cell, predictors[cell.scenario.load])
         return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    from stream2llm_sdk.serving.orphans import exit_with_parent
+
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=exit_with_parent) as pool:
         futures = {pool.submit(_serve, cell, predictors[cell.scenario.load]): index for index, cell in enumerate(cells)}
         for future in as_completed(futures):
             yield futures[future], future.result()

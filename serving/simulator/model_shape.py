@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from stream2llm_sdk.files import read_json_object
 
 __all__ = ["LLAMA_3_1_8B", "ModelShape"]
 
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "int8": 1}
 
 
@@ -51,12 +53,13 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: str | os.PathLike[str] | Mapping[str, Any]) -> ModelShape:
-        """The shape of a Hugging Face configuration: a mapping, its JSON file, or a folder with a `config.json`.
+        """The shape of a Hugging Face configuration: a mapping, its JSON file, a folder with a `config.json`, or a
+        model's name on the hub.
 
         Raises:
             ConfigurationError: the file cannot be read, or a number is missing.
         """
-        name, values = ("", config) if isinstance(config, Mapping) else _read(Path(config))
+        name, values = ("", config) if isinstance(config, Mapping) else _read(config)
         values = {**values, **(values.get("text_config") or {})}
 
         def number(key: str, default: int | None = None) -> int:
@@ -116,9 +119,28 @@ class ModelShape:
         return 4 * self.num_layers * self.num_heads * self.head_dim
 
 
-def _read(path: Path) -> tuple[str, dict[str, Any]]:
+def _read(config: str | os.PathLike[str]) -> tuple[str, Mapping[str, Any]]:
+    path = Path(config)
+    if not path.exists() and _HUB_NAME.fullmatch(name := os.fspath(config)):
+        return name, _of_hub(name)
     file = path / "config.json" if path.is_dir() else path
     return str(path), read_json_object(file, "a model's configuration")
+
+
+def _of_hub(name: str) -> Mapping[str, Any]:
+    from transformers import PretrainedConfig
+
+    try:
+        values: Mapping[str, Any] = PretrainedConfig.get_config_dict(name)[0]
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigurationError(
+            f"{name!r} is no folder here, and as a name on the hub its configuration cannot be read: {reason} Give a "
+            "folder with a config.json, or check name and network"
+        ) from error
+    if not values:
+        raise ConfigurationError(f"{name!r} is no folder here, and no model of that name is on the hub")
+    return values
 
 
 LLAMA_3_1_8B = ModelShape(

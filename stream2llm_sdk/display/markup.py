@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ __all__ = [
     "table",
 ]
 
+_NO_CHARACTER = re.compile("[\0\ud800-\udfff]")
 _LINE = "1px solid color-mix(in srgb, currentColor 25%, transparent)"
 _CELL = "padding:0.2em 0.7em;vertical-align:top"
 _NOTE = "opacity:0.72;font-size:92%"
@@ -40,7 +42,8 @@ class Shown:
 def block(*parts: object, title: object = "") -> Markup:
     """Parts one below the other, in the page's own font and colour."""
     head = Markup("<div style='font-weight:600;margin-bottom:0.4em'>{}</div>").format(title) if title else ""
-    inner = Markup("").join(escape(part) for part in (head, *parts))
+    # Everything that is shown comes through here: HTML cannot hold what is replaced.
+    inner = Markup(_NO_CHARACTER.sub("\ufffd", Markup("").join(escape(part) for part in (head, *parts))))
     return Markup("<div style='margin:0.4em 0;max-width:60em;line-height:1.45'>{}</div>").format(inner)
 
 

@@ -302,6 +302,12 @@ def test_a_table_sets_numbers_on_the_right() -> None:
     assert table(("a",), []).count("<tr>") == 1
 
 
+def test_what_html_cannot_hold_is_replaced() -> None:
+    shown = str(block("a\0b", table(("\ud800",), [("c",)]), title="\0"))
+    assert "\0" not in shown
+    assert shown.encode().count("\ufffd".encode()) == 3
+
+
 def test_what_is_markup_already_is_not_escaped_again() -> None:
     assert block(Markup("<i>x</i>"), "<i>") == block(Markup("<i>x</i>"), Markup("&lt;i&gt;"))
     assert link("ftp://a.example", "<b>") == "&lt;b&gt;"

@@ -69,6 +69,8 @@ def test_what_a_configuration_leaves_out_is_taken_as_is_usual_or_asked_for(tmp_p
         ModelShape.from_config({"num_attention_heads": 4})
     with pytest.raises(ConfigurationError, match=r"config\.json"):
         ModelShape.from_config(tmp_path)
+    with pytest.raises(ConfigurationError, match="'somebody/a-model' is no folder here, and as a name on the hub"):
+        ModelShape.from_config("somebody/a-model")
     with pytest.raises(ConfigurationError, match="dtype"):
         ModelShape.from_config({**CONFIG, "torch_dtype": "int3"})
 

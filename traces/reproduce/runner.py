@@ -132,8 +132,10 @@ def _in_parallel(cells: Iterable[Cell], fit: Fit, num_jobs: int) -> Iterator[tup
 def _quieten() -> None:
     import warnings
 
+    from stream2llm_sdk.serving.orphans import exit_with_parent
     from stream2llm_sdk.serving.vllm_start import quieten
 
+    exit_with_parent()
     warnings.filterwarnings("ignore")
     quieten()
     import torch
