@@ -10,7 +10,7 @@ from rich.console import Console
 
 from stream2llm_sdk.errors import Stream2LLMError
 
-__all__ = ["STOPPED", "shown_errors"]
+__all__ = ["STOPPED", "is_given", "shown_errors"]
 
 STOPPED = 130
 """The exit status that shells expect of a command that Ctrl-C ended."""
@@ -26,3 +26,9 @@ def shown_errors() -> Iterator[None]:
         console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
         console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether the user gave the option of this parameter, rather than leaving it at its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

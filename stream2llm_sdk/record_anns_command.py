@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from stream2llm_sdk.console import shown_errors
+from stream2llm_sdk.console import is_given, shown_errors
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.record_ray_options import RayActorsOption, RayOption, outcome_source
 from stream2llm_sdk.record_run import (
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["anns"]
 
+# Searches are short: a batch of them is still soon done again when its actor is lost.
+_BATCH = 32
+
 _CORPUS_HELP = (
     "Build the index from this first, if DIR holds none: a .parquet, .jsonl, .csv (.gz, .zst), .txt or .md; a folder "
     "of those; or hub:NAME[:CONFIG[:SPLIT]], such as hub:HuggingFaceFW/fineweb-edu:sample-10BT."
@@ -43,6 +47,7 @@ _CONCURRENCY_HELP = (
 
 
 def anns(
+    context: typer.Context,
     questions: Annotated[str, typer.Argument(help=QUESTIONS_HELP)],
     out: OutOption,
     index: Annotated[Path, typer.Option("--index", metavar="DIR", help="The folder of the index that is searched.")],
@@ -125,6 +130,9 @@ def anns(
         from stream2llm_sdk.retrievers.diskann.search_options import EarlyStop, EmissionGate, SearchOptions
         from stream2llm_sdk.traces.recording.questions import read_questions
 
+        _refuse_without_effect(context, gate, corpus)
+        if search_list_size < k and is_given(context, "search_list_size"):
+            raise ConfigurationError(f"-L {search_list_size} is less than -k {k}: L is at least k")
         options = SearchOptions(
             k=k,
             search_list_size=max(k, search_list_size),
@@ -134,8 +142,11 @@ def anns(
         )
         wanted = _filter(filter_json)
         asked = read_questions(questions, column=column, limit=limit, sample=sample, seed=seed)
-        outcomes = outcome_source(ray, ray_actors, cpus_per_actor=float(concurrency or 1))
+        outcomes = outcome_source(
+            ray, ray_actors, cpus_per_actor=float(concurrency or 1), batch_size=_BATCH * (concurrency or 1)
+        )
         if corpus is not None:
+            _check_out(out, index)
             _build(corpus, index, embedder, api_key_env, passage_tokens, corpus_limit, filterable, skip_bad)
         spec = _spec(index, options, wanted, embedder, api_key_env, cold, concurrency or (1 if ray or cold else None))
         record(
@@ -148,6 +159,35 @@ def anns(
             outcomes=outcomes,
             measure=None if ray else partial(_measured, spec),
         )
+
+
+_OF_GATE = {"gate_expansions": "--gate-expansions", "gate_rank": "--gate-rank"}
+_OF_CORPUS = {
+    "passage_tokens": "--passage-tokens",
+    "corpus_limit": "--corpus-limit",
+    "filterable": "--filterable",
+    "skip_bad": "--skip-bad",
+}
+
+
+def _refuse_without_effect(context: typer.Context, gate: bool, corpus: str | None) -> None:
+    for needed, is_there, options in (("--gate", gate, _OF_GATE), ("--corpus", corpus is not None, _OF_CORPUS)):
+        if not is_there and (idle := [option for name, option in options.items() if is_given(context, name)]):
+            has = "has" if len(idle) == 1 else "have"
+            raise ConfigurationError(f"{', '.join(idle)} {has} no effect without {needed}: add that, or leave them out")
+
+
+def _check_out(out: Path, index: Path) -> None:
+    """Says before hours of building that the recording could not be written."""
+    from stream2llm_sdk.files import require_own_folder
+    from stream2llm_sdk.traces.recording.recording import CONFIG_FILE
+
+    if out.resolve() == index.resolve():
+        raise ConfigurationError(f"--out {out} is the folder of the index too: name another one")
+    require_own_folder(out, (CONFIG_FILE,), "recording")
+    above = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    if not os.access(above, os.W_OK):
+        raise ConfigurationError(f"--out {out}: nothing may be written in {above}: name a folder elsewhere")
 
 
 def _filter(text: str | None) -> dict[str, Any] | None:

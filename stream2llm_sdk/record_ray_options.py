@@ -29,7 +29,9 @@ RayActorsOption = Annotated[
 ]
 
 
-def outcome_source(ray: str | None, ray_actors: int | None, *, cpus_per_actor: float) -> OutcomeSource:
+def outcome_source(
+    ray: str | None, ray_actors: int | None, *, cpus_per_actor: float, batch_size: int | None = None
+) -> OutcomeSource:
     """Where the questions are asked: here, or on the cluster.
 
     Raises:
@@ -44,4 +46,4 @@ def outcome_source(ray: str | None, ray_actors: int | None, *, cpus_per_actor: f
         return record_here
     from stream2llm_sdk.traces.recording.ray_run import record_on_ray
 
-    return record_on_ray(ray, num_actors=ray_actors, cpus_per_actor=cpus_per_actor)
+    return record_on_ray(ray, num_actors=ray_actors, cpus_per_actor=cpus_per_actor, batch_size=batch_size)

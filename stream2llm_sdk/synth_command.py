@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from stream2llm_sdk.console import shown_errors
+from stream2llm_sdk.console import is_given, shown_errors
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.trace_options import (
     ArrivalsOption,
@@ -139,8 +139,7 @@ def synth(
 def _check_options(context: typer.Context, kind: Kind) -> None:
     """Refuses options that would have no effect."""
     for name, kinds in _KINDS_OF.items():
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE" and kind.value not in kinds:
+        if is_given(context, name) and kind.value not in kinds:
             option, own = f"--{name.replace('_', '-')}", " and ".join(kinds)
             raise ConfigurationError(f"{option} is for {own}: leave it out, it has no effect on {kind.value}")
 

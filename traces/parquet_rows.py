@@ -25,10 +25,10 @@ def row_of(trace: Trace) -> dict[str, Any]:
         ConfigurationError: it holds what a row cannot: see `write_parquet`.
     """
     positions: dict[tuple[Any, ...], int] = {}
-    update_chunks = [
-        [positions.setdefault(_chunk_key(trace, chunk), len(positions)) for chunk in timed.update.chunks]
-        for timed in trace.updates
-    ]
+    # Most chunks of a search stand in several of its updates, as the same object: each is looked at once.
+    chunks = {id(chunk): chunk for timed in trace.updates for chunk in timed.update.chunks}
+    position_of = {key: positions.setdefault(_chunk_key(trace, chunk), len(positions)) for key, chunk in chunks.items()}
+    update_chunks = [[position_of[id(chunk)] for chunk in timed.update.chunks] for timed in trace.updates]
     row: dict[str, Any] = {name: getattr(trace, name) for name in _TEXTS}
     row |= {name: _int64(trace, name) for name in _INTEGERS}
     row["arrival_s"] = _float64(trace, "arrival_s", trace.arrival_s)

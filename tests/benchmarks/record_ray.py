@@ -45,7 +45,7 @@ async def compare(folder: Path) -> Measured:
     found = read_questions(str(folder / "questions.jsonl"))
     asked = [Question(str(number), found[number % len(found)].text) for number in range(NUM_QUESTIONS)]
     spec = SearchSpec(folder / "index", SearchOptions(10, 320, 8, gate=None), concurrency=1)
-    ways = {"local": record_here, "ray": record_on_ray("local", num_actors=1)}
+    ways = {"local": record_here, "ray": record_on_ray("local", num_actors=1, batch_size=32)}
     runs = []
     for pair in range(PAIRS):
         run: dict[str, float] = {}

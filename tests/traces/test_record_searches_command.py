@@ -50,6 +50,34 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, command, env={"COLUMNS": "400"})
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--gate-rank", "3"), "--gate-rank has no effect without --gate"),
+        (("--skip-bad", "--corpus-limit", "5"), "--corpus-limit, --skip-bad have no effect without --corpus"),
+        (("-k", "10", "-L", "5"), "-L 5 is less than -k 10"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(tmp_path: Path, options: tuple[str, ...], says: str) -> None:
+    done = run(asked(tmp_path, 2), "--out", tmp_path / "out", "--index", tmp_path / "index", *options)
+    assert done.exit_code != 0
+    assert says in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_where_the_recording_goes_is_looked_at_before_the_index_is_built(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(json.dumps({"text": "A page."}) + "\n")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "thesis.txt").touch()
+    for out, says in (("index", "is the folder of the index too"), ("theirs", "no recording")):
+        command = (asked(tmp_path, 2), "--out", tmp_path / out, "--index", tmp_path / "index", "--corpus", corpus)
+        done = run(*command)
+        assert done.exit_code != 0
+        assert says in done.output
+        assert not (tmp_path / "index").exists()
+
+
 def without_times(traces: Sequence[Trace]) -> list[object]:
     return [(t.trace_id, t.query, [(u.iterations, u.update) for u in t.updates]) for t in traces]
 

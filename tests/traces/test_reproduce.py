@@ -16,7 +16,7 @@ from stream2llm_sdk.files import FolderLock
 from stream2llm_sdk.placement import ChunkOrder, arranged
 from stream2llm_sdk.serving.simulator.clock import StepFacts
 from stream2llm_sdk.serving.simulator.workloads import SimulatedChunk, SimulatedRequest
-from stream2llm_sdk.traces.reproduce import runner
+from stream2llm_sdk.traces.reproduce import matrix, runner
 from stream2llm_sdk.traces.reproduce.bound import last_prefill_s
 from stream2llm_sdk.traces.reproduce.cells import OUR_ARMS, Cell, Fit
 from stream2llm_sdk.traces.reproduce.gains import BEST_ARM, gains
@@ -250,7 +250,7 @@ def test_a_run_that_is_stopped_says_what_is_kept(tmp_path: Path, monkeypatch: py
     def stop(*arguments: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runner, "run_cells", stop)
+    monkeypatch.setattr(matrix, "run_cells", stop)
     result = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path / "out")], env={"COLUMNS": "300"})
     assert result.exit_code == 130
     assert "cells.jsonl; the same command goes on" in result.output

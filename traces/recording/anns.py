@@ -21,10 +21,11 @@ from stream2llm_sdk.retrievers.diskann.search_options import SearchOptions
 from stream2llm_sdk.retrievers.embedding import Embedder
 from stream2llm_sdk.traces.anns_format import ANNS
 from stream2llm_sdk.traces.parquet_rows import row_of
+from stream2llm_sdk.traces.recording.child_process import unpacked
 from stream2llm_sdk.traces.recording.cpu_claims import one_cpu_a_core
 from stream2llm_sdk.traces.recording.questions import Question
 from stream2llm_sdk.traces.recording.search_pool import SearchPool
-from stream2llm_sdk.traces.recording.search_process import Asked, NothingFound, SearchJob, open_index
+from stream2llm_sdk.traces.recording.search_process import Asked, SearchJob, open_index
 from stream2llm_sdk.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -157,10 +158,16 @@ class SearchRecorder:
             RecordingError: the search found nothing, or failed for this question.
             IndexFormatError: the index is damaged.
         """
-        answer = await self._pool.search(Asked(question.question_id, question.text))
-        if isinstance(answer, NothingFound):
-            raise RecordingError(answer.reason)
-        return answer
+        trace: Trace = unpacked(await self.record_packed(question))
+        return trace
+
+    async def record_packed(self, question: Question) -> bytes:
+        """The same as the process packed it, for `unpacked` to look into where it is kept.
+
+        Raises:
+            RecordingError: the processes that searched died.
+        """
+        return await self._pool.search(Asked(question.question_id, question.text))
 
     async def disturbance(self, questions: Sequence[Question]) -> float | None:
         """How much longer searches take in a recording than alone: the median, over some of the questions, of the times

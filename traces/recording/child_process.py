@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from stream2llm_sdk.errors import RetrievalError, Stream2LLMError
 
-__all__ = ["ChildDied", "ChildProcess", "framed", "frames"]
+__all__ = ["ChildDied", "ChildProcess", "framed", "frames", "unpacked"]
 
 _PROGRAM = """
 import importlib, json, sys
@@ -49,6 +49,14 @@ def frames(stream: BinaryIO | BufferedRWPair) -> Iterator[Any]:
         if len(content) < length:
             return
         yield pickle.loads(content)  # noqa: S301 - from the process that started this one
+
+
+def unpacked(content: bytes) -> Any:
+    """A message again. One that is an error of the SDK is raised."""
+    message = pickle.loads(content)  # noqa: S301 - from a process of our own
+    if isinstance(message, Stream2LLMError):
+        raise message
+    return message
 
 
 class ChildDied(Exception):
@@ -119,14 +127,19 @@ class ChildProcess:
         Raises:
             ChildDied: the process is no more.
         """
+        return unpacked(await self.receive_packed())
+
+    async def receive_packed(self) -> bytes:
+        """The next message as it came, for `unpacked` to look into: here, or wherever it is passed on to.
+
+        Raises:
+            ChildDied: the process is no more.
+        """
         try:
             (length,) = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
-            message = pickle.loads(await self._reader.readexactly(length))  # noqa: S301 - from our own process
+            return await self._reader.readexactly(length)
         except (asyncio.IncompleteReadError, ConnectionError):
             raise await self._died() from None
-        if isinstance(message, Stream2LLMError):
-            raise message
-        return message
 
     async def end(self) -> None:
         """Closes the socket and waits until the process has ended; kills it when that takes too long."""

@@ -16,14 +16,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from stream2llm_sdk.errors import ConfigurationError, MissingExtraError, RecordingError, RetrievalError, Stream2LLMError
-from stream2llm_sdk.traces.recording.child_process import framed, frames
+from stream2llm_sdk.traces.recording.child_process import framed, frames, unpacked
 from stream2llm_sdk.traces.recording.questions import Question
 from stream2llm_sdk.traces.recording.recorder import Outcome, Recorder, RecorderSpec
 
-__all__ = ["LOCAL_RAY", "Connected", "Done", "RayJob", "Recorded", "require_ray", "serve"]
+__all__ = ["LOCAL_RAY", "Connected", "Done", "PackedRecorder", "RayJob", "Recorded", "require_ray", "serve"]
 
 LOCAL_RAY = "local"
 """The address that starts a Ray of one's own on this machine, for as long as the recording lasts."""
@@ -31,7 +31,16 @@ LOCAL_RAY = "local"
 _LOCAL_STORE_BYTES = 256 << 20
 _SHUTDOWN_S = 8.0
 _REACH_S = 10.0
-_QUESTION, _OUTCOME = "question", "outcome"
+_NUMBER, _QUESTION, _OUTCOME = "number", "question", "outcome"
+
+
+@runtime_checkable
+class PackedRecorder(Protocol):
+    """A recorder whose outcomes come from a process anyway: they can be passed on without a look inside."""
+
+    async def record_packed(self, question: Question) -> bytes:
+        """What `unpacked` makes a trace of, or an error."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +59,7 @@ class RayJob:
 class Recorded:
     """An answer: what became of some questions, as the actor packed it: only who keeps it looks inside."""
 
-    packed: tuple[bytes, ...]
+    packed: tuple[tuple[int, bytes], ...]
 
     def outcomes(self) -> Iterator[tuple[int, Outcome]]:
         """Each outcome, with its question's place in the job.
@@ -58,10 +67,11 @@ class Recorded:
         Raises:
             Stream2LLMError: one that ends the recording.
         """
-        for packed in self.packed:
-            number, outcome = _unpacked(packed)
-            if isinstance(outcome, Stream2LLMError) and not isinstance(outcome, RecordingError):
-                raise outcome
+        for number, packed in self.packed:
+            try:
+                outcome: Outcome = unpacked(packed)
+            except RecordingError as error:
+                outcome = error
             yield number, outcome
 
 
@@ -109,7 +119,8 @@ def _answers(job: RayJob) -> Iterator[Connected | Recorded | Done]:
     try:
         yield Connected()
         for table in _pipeline(ray, job):
-            yield Recorded(tuple(table.column(_OUTCOME).to_pylist()))
+            numbers, outcomes = (table.column(name).to_pylist() for name in (_NUMBER, _OUTCOME))
+            yield Recorded(tuple(zip(numbers, outcomes, strict=True)))
         yield Done()
     except ray.exceptions.RayError as error:
         raise RetrievalError(f"recording on Ray failed: {_last_line(error)}") from error
@@ -123,7 +134,7 @@ def _connect(ray: Any, address: str) -> None:
     try:
         _reach(address)
         ray.init(address=address, **own, **quiet)
-    except (ConnectionError, ValueError, RuntimeError, OSError, ray.exceptions.RayError) as error:
+    except Exception as error:  # of many kinds, some of none: a plain Exception where it takes too long
         raise ConfigurationError(
             f"Ray cannot be reached at {address!r}: {_last_line(error)}. Give the address of a running cluster, or "
             f"{LOCAL_RAY!r} to start one here"
@@ -145,9 +156,9 @@ def _pipeline(ray: Any, job: RayJob) -> Iterator[Any]:
     # One CPU is left for what hands out the questions: without it the pipeline would wait for itself.
     num_cpus = min(job.cpus_per_actor, max(cpus - 1, 0.5) / num_actors)
     share = -(-len(job.questions) // num_actors)
-    batch_size = job.batch_size or min(share, max(16, 4 * job.spec.concurrency))
+    batch_size = min(share, job.batch_size or max(16, 4 * job.spec.concurrency))
     ray.data.DataContext.get_current().enable_progress_bars = False
-    items = [{_QUESTION: pickle.dumps((number, question))} for number, question in enumerate(job.questions)]
+    items = [{_NUMBER: number, _QUESTION: pickle.dumps(question)} for number, question in enumerate(job.questions)]
     dataset = ray.data.from_items(items, override_num_blocks=-(-len(items) // batch_size)).map_batches(
         _RecordingActor,
         fn_constructor_args=(pickle.dumps(job.spec),),
@@ -166,7 +177,7 @@ class _RecordingActor:
     question of the one before. It, and all that its recorder has started, ends with its process."""
 
     def __init__(self, spec: bytes) -> None:
-        self._spec: RecorderSpec = _unpacked(spec)
+        self._spec: RecorderSpec = unpacked(spec)
         self._recorder: Recorder | None = None
         self._starting = asyncio.Lock()
         self._permits = asyncio.Semaphore(self._spec.concurrency)
@@ -174,25 +185,23 @@ class _RecordingActor:
     async def __call__(self, batch: Any) -> Any:
         import pyarrow
 
-        questions = [_unpacked(packed) for packed in batch.column(_QUESTION).to_pylist()]
-        outcomes = await asyncio.gather(*(self._record(question) for _, question in questions))
-        packed = [pickle.dumps((number, outcome)) for (number, _), outcome in zip(questions, outcomes, strict=True)]
-        return pyarrow.table({_OUTCOME: pyarrow.array(packed, pyarrow.large_binary())})
+        questions = map(unpacked, batch.column(_QUESTION).to_pylist())
+        outcomes = await asyncio.gather(*map(self._record, questions))
+        outcome = pyarrow.array(outcomes, pyarrow.large_binary())
+        return pyarrow.table({_NUMBER: batch.column(_NUMBER), _OUTCOME: outcome})
 
-    async def _record(self, question: Question) -> Outcome | Stream2LLMError:
-        """An error that ends the recording is returned too: raised here, it would come as one of Ray's."""
+    async def _record(self, question: Question) -> bytes:
+        """The outcome, packed. So is an error that ends the recording: raised here, it would come as one of Ray's."""
         try:
             async with self._starting:
                 if self._recorder is None:
                     self._recorder = await self._spec.start()
             async with self._permits:
-                return await self._recorder.record(question)
+                if isinstance(self._recorder, PackedRecorder):
+                    return await self._recorder.record_packed(question)
+                return pickle.dumps(await self._recorder.record(question))
         except Stream2LLMError as error:
-            return error
-
-
-def _unpacked(packed: bytes) -> Any:
-    return pickle.loads(packed)  # noqa: S301 - from our own processes, as everything on a Ray cluster is
+            return pickle.dumps(error)
 
 
 def _last_line(error: BaseException) -> str:

@@ -41,8 +41,8 @@ def record_on_ray(
         num_actors: if left out, as many as the cluster has CPUs for, but one CPU.
         cpus_per_actor: CPUs that an actor keeps busy; Ray is asked for less where the cluster has too few, since it
             would wait for ever.
-        batch_size: questions that an actor is sent at once, and that are done again when it is lost. If left out, 16,
-            or four times the concurrency if that is more, but no more than an actor's share.
+        batch_size: most questions that an actor is sent at once, and that are done again when it is lost: no more than
+            its share. If left out, 16, or four times the concurrency if that is more.
 
     Raises:
         ConfigurationError: a number is out of range, or, when it starts, the cluster cannot be reached.

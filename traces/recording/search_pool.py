@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stream2llm_sdk.errors import RetrievalError
+from stream2llm_sdk.errors import RecordingError, RetrievalError
 from stream2llm_sdk.tasks import uncancelled
 from stream2llm_sdk.traces.recording.child_process import ChildDied, ChildProcess
 from stream2llm_sdk.traces.recording.cpu_claims import keep_threads_off
-from stream2llm_sdk.traces.recording.search_process import ONE_THREAD, Asked, NothingFound, Ready, SearchJob
-from stream2llm_sdk.traces.trace import Trace
+from stream2llm_sdk.traces.recording.search_process import ONE_THREAD, Asked, Ready, SearchJob
 
 __all__ = ["SearchPool"]
 
@@ -42,10 +41,9 @@ class _SearchProcess:
         assert isinstance(ready, Ready), f"the first answer is {type(ready).__name__}"
         return cls(child, ready.cpu)
 
-    async def ask(self, asked: Asked) -> Trace | NothingFound:
+    async def ask(self, asked: Asked) -> bytes:
         await self.child.send(asked)
-        answer: Trace | NothingFound = await self.child.receive()
-        return answer
+        return await self.child.receive_packed()
 
     async def kill(self) -> None:
         self.child.kill()
@@ -104,13 +102,13 @@ class SearchPool:
         """The processes that are alive."""
         return sorted(process.child.process_id for process in self._all)
 
-    async def search(self, asked: Asked) -> Trace | NothingFound:
-        """The trace of one search, made by the next process that is free. Cancelling it ends that process.
+    async def search(self, asked: Asked) -> bytes:
+        """The answer for one question, packed, from the next process that is free. Cancelling it ends that process.
 
-        A process that dies is replaced and the question asked again, once.
+        A process that died is replaced and the question asked again, once.
 
         Raises:
-            IndexFormatError: a file of the index is damaged.
+            RecordingError: two processes died of it.
             RetrievalError: a process cannot be started.
         """
         process = await self._free.get()
@@ -120,7 +118,7 @@ class SearchPool:
                 if process is None:
                     process = await self._add()
                 try:
-                    answer = await process.ask(asked)
+                    return await process.ask(asked)
                 except BaseException as error:
                     broken, process = process, None
                     self._all.discard(broken)
@@ -128,11 +126,9 @@ class SearchPool:
                     if not isinstance(error, ChildDied):
                         raise
                     died = error
-                else:
-                    return answer
         finally:
             self._free.put_nowait(process)
-        return NothingFound(f"its search process died {_ATTEMPTS} times: {died}")
+        raise RecordingError(f"its search process died {_ATTEMPTS} times: {died}")
 
     async def aclose(self) -> None:
         """Ends the processes. A second call does nothing."""

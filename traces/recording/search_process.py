@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stream2llm_sdk.context import Chunk
-from stream2llm_sdk.errors import ConfigurationError, IndexFormatError, RetrievalError, Stream2LLMError
+from stream2llm_sdk.errors import ConfigurationError, IndexFormatError, RecordingError, RetrievalError, Stream2LLMError
 from stream2llm_sdk.retrievers.diskann.filters import MetadataFilter
 from stream2llm_sdk.retrievers.diskann.index import DiskANNIndex
 from stream2llm_sdk.retrievers.diskann.layout import graph_path
@@ -31,7 +31,6 @@ from stream2llm_sdk.traces.trace import Trace
 __all__ = [
     "ONE_THREAD",
     "Asked",
-    "NothingFound",
     "Ready",
     "SearchJob",
     "open_index",
@@ -79,17 +78,11 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question, and the name of its trace."""
+    """A question, and the name of its trace. The answer is the trace, or a RecordingError where there is none; any
+    other error ends the process, which sends it."""
 
     trace_id: str
     query: str
-
-
-@dataclass(frozen=True, slots=True)
-class NothingFound:
-    """An answer: there is no trace for this question. Another error than that ends the process, which sends it."""
-
-    reason: str
 
 
 def open_index(job: SearchJob) -> DiskANNIndex:
@@ -122,7 +115,7 @@ def serve(descriptor: int) -> None:
             stream.write(framed(error))
 
 
-def _answers(job: SearchJob, questions: Iterable[Asked]) -> Iterator[Ready | Trace | NothingFound]:
+def _answers(job: SearchJob, questions: Iterable[Asked]) -> Iterator[Ready | Trace | RecordingError]:
     claim = claim_cpu(job.cpus)
     if claim is None:
         raise ConfigurationError(
@@ -139,16 +132,16 @@ def _answers(job: SearchJob, questions: Iterable[Asked]) -> Iterator[Ready | Tra
             yield _answer(index, job, asked)
 
 
-def _answer(index: DiskANNIndex, job: SearchJob, asked: Asked) -> Trace | NothingFound:
+def _answer(index: DiskANNIndex, job: SearchJob, asked: Asked) -> Trace | RecordingError:
     begin = partial(index.begin_search, asked.query, job.options, MetadataFilter.of(job.filter))
     try:
         windows = search_in_windows(begin, every_pool=job.options.gate is None)
     except IndexFormatError:
         raise
     except RetrievalError as error:
-        return NothingFound(str(error))
+        return RecordingError(str(error))
     if not windows[-1].pool.nodes:
-        return NothingFound("the filter lets no document through")
+        return RecordingError("the filter lets no document through")
     return trace_of_windows(asked.trace_id, asked.query, windows, partial(_numbered_chunk, index))
 
 

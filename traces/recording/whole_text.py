@@ -18,8 +18,12 @@ _REPLACEMENT = "\ufffd"
 def with_whole_texts(trace: Trace, trace_id: str, query: str) -> Trace:
     """The trace with this name and question, with whole texts in its chunks and failures, and with metadata that is
     JSON."""
+    # A document of a search stands in most of its pools, as the same object.
+    chunks = {id(chunk): chunk for timed in trace.updates for chunk in timed.update.chunks}
+    whole = {key: _whole_chunk(chunk) for key, chunk in chunks.items()}
     updates = tuple(
-        replace(timed, update=type(timed.update)(map(_whole_chunk, timed.update.chunks))) for timed in trace.updates
+        replace(timed, update=type(timed.update)(whole[id(chunk)] for chunk in timed.update.chunks))
+        for timed in trace.updates
     )
     failures = tuple(map(whole_failure, trace.failures))
     return replace(trace, trace_id=trace_id, query=query, updates=updates, failures=failures)
