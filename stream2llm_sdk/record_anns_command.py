@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from stream2llm_sdk.console import is_given, shown_errors
+from stream2llm_sdk.console import is_given
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.record_ray_options import RayActorsOption, RayOption, outcome_source
 from stream2llm_sdk.record_run import (
@@ -24,6 +24,7 @@ from stream2llm_sdk.record_run import (
     SampleOption,
     SeedOption,
     record,
+    shown_record_errors,
 )
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def anns(
     DIR holds traces.parquet, failures.csv and summary.json at the end, and the journal that they are made of, in which
     each document's text stands once. In the published form documents are called by their row in the index.
     """
-    with shown_errors():
+    with shown_record_errors():
         from stream2llm_sdk.retrievers.diskann.search_options import EarlyStop, EmissionGate, SearchOptions
         from stream2llm_sdk.traces.recording.questions import read_questions
 

@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from stream2llm_sdk.console import shown_errors
 from stream2llm_sdk.record_anns_command import anns
 from stream2llm_sdk.record_crawl_command import crawl
-from stream2llm_sdk.record_run import PublishedOption
+from stream2llm_sdk.record_run import PublishedOption, shown_record_errors
 
 __all__ = ["app"]
 
@@ -32,12 +31,24 @@ def export(
     published: PublishedOption = None,
 ) -> None:
     """Write traces.parquet, failures.csv and summary.json of what has been recorded so far."""
-    with shown_errors():
+    with shown_record_errors():
+        from stream2llm_sdk.errors import ConfigurationError
         from stream2llm_sdk.record_progress import show_recording
-        from stream2llm_sdk.traces.recording.exports import export_recording, publish_recording
+        from stream2llm_sdk.traces.recording.exports import (
+            check_published_target,
+            export_recording,
+            publish_recording,
+        )
         from stream2llm_sdk.traces.recording.recording import RecordingFolder
 
         with RecordingFolder.open(folder) as recording:
+            if not recording.num_traces:
+                raise ConfigurationError(
+                    f"{folder}: no trace has been recorded in it yet, of {len(recording):,} questions that have been "
+                    "asked: go on with the command that records"
+                )
+            if published is not None:
+                check_published_target(published, recording)
             summary = export_recording(recording)
             dropped = publish_recording(recording, published) if published is not None else ()
         console = Console()

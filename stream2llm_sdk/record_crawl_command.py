@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from stream2llm_sdk.console import shown_errors
 from stream2llm_sdk.record_ray_options import RayActorsOption, RayOption, outcome_source
 from stream2llm_sdk.record_run import (
     QUESTIONS_HELP,
@@ -19,6 +18,7 @@ from stream2llm_sdk.record_run import (
     SampleOption,
     SeedOption,
     record,
+    shown_record_errors,
 )
 
 __all__ = ["crawl"]
@@ -30,6 +30,14 @@ class Fetch(StrEnum):
     HTTP = "http"
     BROWSER = "browser"
     AUTO = "auto"
+
+
+class Scope(StrEnum):
+    """Where links may lead, for the command line."""
+
+    ANY = "any"
+    SITE = "site"
+    HOST = "host"
 
 
 _SEARCH_HELP = (
@@ -49,8 +57,15 @@ def crawl(
     seed: SeedOption = 0,
     max_pages: Annotated[int, typer.Option(min=1, help="Most pages a question.")] = 10,
     max_depth: Annotated[
-        int, typer.Option(min=0, help="How far links are followed; 0 reads the search's pages alone.")
-    ] = 2,
+        int | None,
+        typer.Option(
+            min=0,
+            help="How far links are followed; 0 reads the search's pages alone. Left out, 2; with urls:… 0.",
+        ),
+    ] = None,
+    scope: Annotated[
+        Scope, typer.Option(help="Where links may lead: to any host, or the site or host of the search's page.")
+    ] = Scope.ANY,
     max_page_tokens: Annotated[
         int, typer.Option(min=0, help="Most tokens of a page, its passages that matter; 0 keeps whole pages.")
     ] = 2_000,
@@ -99,7 +114,7 @@ def crawl(
     do; --concurrency 1 keeps them apart. On a Ray cluster each recorder asks --concurrency questions at a time, and
     keeps to the options for hosts by itself. Traces do not say when questions come: `stream2llm replay --rate` does.
     """
-    with shown_errors():
+    with shown_record_errors():
         from stream2llm_sdk.retrievers.web.politeness import DEFAULT_USER_AGENT
         from stream2llm_sdk.traces.recording.crawl import CrawlSpec
         from stream2llm_sdk.traces.recording.questions import read_questions
@@ -109,6 +124,7 @@ def crawl(
             search=search,
             max_pages=max_pages,
             max_depth=max_depth,
+            scope=scope.value,
             max_page_tokens=max_page_tokens or None,
             fetch=fetch.value,
             respect_robots=robots,

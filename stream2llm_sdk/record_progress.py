@@ -11,6 +11,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from stream2llm_sdk.record_option_names import with_option_names
+
 if TYPE_CHECKING:
     from stream2llm_sdk.traces.recording.run import RecordingProgress
     from stream2llm_sdk.traces.recording.summary import RecordingSummary
@@ -127,7 +129,7 @@ def _reasons(title: str, reasons: dict[str, int]) -> Table:
     table.add_column("", justify="right")
     shown = list(reasons.items())[:_SHOWN_REASONS]
     for reason, count in shown:
-        table.add_row(escape(reason), f"{count:,}")
+        table.add_row(escape(with_option_names(reason)), f"{count:,}")
     if len(reasons) > len(shown):
         table.add_row("others", f"{sum(reasons.values()) - sum(count for _, count in shown):,}")
     return table

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from stream2llm_sdk.console import STOPPED
+from stream2llm_sdk.console import STOPPED, shown_errors
+from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.record_option_names import with_option_names
 from stream2llm_sdk.record_progress import RecordingBar, show_recording
 
 if TYPE_CHECKING:
     from stream2llm_sdk.traces.recording.questions import Question
     from stream2llm_sdk.traces.recording.recorder import OutcomeSource, RecorderSpec
     from stream2llm_sdk.traces.recording.recording import RecordingFolder
+    from stream2llm_sdk.traces.recording.summary import RecordingSummary
 
 __all__ = [
     "QUESTIONS_HELP",
@@ -27,7 +31,9 @@ __all__ = [
     "RetryOption",
     "SampleOption",
     "SeedOption",
+    "check_something_recorded",
     "record",
+    "shown_record_errors",
 ]
 
 QUESTIONS_HELP = (
@@ -52,6 +58,33 @@ PublishedOption = Annotated[
 RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Ask again where nothing could be recorded earlier.")]
 
 
+@contextmanager
+def shown_record_errors() -> Iterator[None]:
+    """Shows errors as `shown_errors` does, with the command's options in place of the arguments that code gives."""
+    with shown_errors(), _named_options():
+        yield
+
+
+@contextmanager
+def _named_options() -> Iterator[None]:
+    try:
+        yield
+    except ConfigurationError as error:
+        error.args = (with_option_names(str(error)), *error.args[1:])
+        raise
+
+
+def check_something_recorded(summary: RecordingSummary) -> None:
+    """Ends the command with status 1 where nothing could be recorded for any question, and says so."""
+    if summary.num_questions and not summary.num_traces:
+        says = (
+            f"Nothing could be recorded for any of the {summary.num_questions:,} questions: see above why, and "
+            "failures.csv. With other options the same folder begins anew."
+        )
+        Console(stderr=True).print(says, style="bold red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1)
+
+
 def record(
     spec: RecorderSpec,
     questions: Sequence[Question],
@@ -71,7 +104,7 @@ def record(
     from stream2llm_sdk.traces.recording.run import record_here, run_recording
 
     console, dropped = Console(), list[str]()
-    with RecordingBar(Console(stderr=True)) as bar:
+    with _named_options(), RecordingBar(Console(stderr=True)) as bar:
         try:
             summary = asyncio.run(
                 run_recording(
@@ -92,6 +125,7 @@ def record(
             Console(stderr=True).print(says, markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(STOPPED) from None
     show_recording(console, summary, updates)
-    if published is not None and summary.num_traces:
+    check_something_recorded(summary)
+    if published is not None:
         left_out = f"; left out, for the format does not hold it: {', '.join(dropped)}" if dropped else ""
         console.print(f"published form in {published}{left_out}", markup=False, highlight=False, soft_wrap=True)

@@ -47,8 +47,8 @@ class Numbers(StrEnum):
 
 
 SOURCE_HELP = (
-    "A .parquet file, a folder of recorded traffic, a folder of query_*.csv, or a folder with a query_trace_map_*.json "
-    "or that file."
+    "A .parquet file, the folder of a recording or of recorded traffic, a folder of query_*.csv, or a folder with a "
+    "query_trace_map_*.json or that file."
 )
 _SKIP_HELP = "Skip and count traces that cannot be read, instead of stopping at the first."
 

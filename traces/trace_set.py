@@ -84,7 +84,8 @@ def read_traces(
 
     Args:
         path: a folder of `query_*.csv` (crawler), a folder with a `query_trace_map_*.json` or that file (anns), a
-            `.parquet` file, or a folder of recorded traffic (`StreamingRAG(record=…)`), also while it is recorded.
+            `.parquet` file, the folder of a recording, or a folder of recorded traffic (`StreamingRAG(record=…)`), also
+            while it is recorded.
         kind: one of `READABLE`; left out, it is seen from the path.
         on_error: 'raise' at the first trace that cannot be read, or 'skip' and collect why, of at most 100,000.
         limit: read at most so many.
@@ -181,6 +182,8 @@ def _readable(path: Path, kind: str | None) -> Iterator[Trace | TraceError]:
 def _items(path: Path, kind: str | None) -> Iterable[Trace | TraceError]:
     if not path.exists():
         raise TraceError("there is no such file or folder", file=path)
+    if kind in (None, PARQUET) and path.is_dir():
+        path = _recorded(path)
     kind = kind or _seen_kind(path)
     if kind not in READABLE:
         raise ConfigurationError(f"kind={kind!r}: choose {_choices(READABLE)}")
@@ -189,6 +192,20 @@ def _items(path: Path, kind: str | None) -> Iterable[Trace | TraceError]:
     if kind != ANNS and path.is_dir() != (kind != PARQUET):
         raise TraceError(f"kind={kind!r} is a {'file' if kind == PARQUET else 'folder'}, which this is not", file=path)
     return {CRAWLER: read_crawler, ANNS: read_anns, PARQUET: read_parquet, TRAFFIC: read_traffic}[kind](path)
+
+
+def _recorded(folder: Path) -> Path:
+    """The traces of a recording, where the folder is one of such; else the folder."""
+    from stream2llm_sdk.traces.recording.recording import CONFIG_FILE, TRACES_FILE
+
+    if not (folder / CONFIG_FILE).is_file():
+        return folder
+    if not (folder / TRACES_FILE).is_file():
+        raise TraceError(
+            f"this recording's {TRACES_FILE} is not written yet: `stream2llm trace record export {folder}` writes it",
+            file=folder,
+        )
+    return folder / TRACES_FILE
 
 
 def _seen_kind(path: Path) -> str:

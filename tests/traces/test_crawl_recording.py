@@ -146,7 +146,20 @@ def test_a_search_that_there_is_not_is_refused_at_once(search: str, match: str) 
         CrawlSpec(search=search)
 
 
-@pytest.mark.parametrize("options", [{"concurrency": 0}, {"max_pages": 0}, {"max_depth": -1}, {"max_pages": True}])
+def test_links_are_followed_as_far_as_the_search_leaves_open() -> None:
+    assert CrawlSpec(search="urls:http://a").settings()["max_depth"] == 0
+    assert CrawlSpec(search="urls:http://a", max_depth=1).settings()["max_depth"] == 1
+    spec = CrawlSpec(scope="host")
+    assert (spec.settings()["max_depth"], spec.settings()["scope"]) == (2, "host")
+    assert (spec.asks_urls, CrawlSpec(search="duckduckgo").asks_urls) == (True, False)
+    with pytest.raises(ConfigurationError, match="scope='planet'"):
+        CrawlSpec(scope="planet")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"concurrency": 0}, {"max_pages": 0}, {"max_depth": -1}, {"max_pages": True}, {"page_timeout_s": float("nan")}],
+)
 def test_numbers_that_cannot_work_are_refused_at_once(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=f"{next(iter(options))}="):
         CrawlSpec(**options)

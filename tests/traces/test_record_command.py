@@ -21,8 +21,11 @@ from web_server import WebServer
 
 from stream2llm_sdk.cli import app
 from stream2llm_sdk.console import STOPPED
+from stream2llm_sdk.errors import RecordingError
 from stream2llm_sdk.files import FolderLock
+from stream2llm_sdk.record_option_names import with_option_names
 from stream2llm_sdk.traces import RecordingFolder, read_traces
+from stream2llm_sdk.traces.recording.questions import Question
 
 ON_LOOPBACK = ("--allow-network", "127.0.0.0/8", "--no-robots", "--max-depth", "0", "--workers", "1")
 
@@ -85,7 +88,7 @@ async def test_a_growing_limit_goes_on_and_other_settings_do_not(web: WebServer,
     assert sorted(web.requests) == ["/0", "/1", "/2", "/3"]
     assert "is not among the 3 to be asked" in (await run_beside(*command, "--limit", 3, code=1)).output
     refused = await run_beside(*command, "--max-pages", 3, code=1)
-    assert "was begun with max_pages=10 and cannot go on with 3" in refused.output
+    assert "was begun with --max-pages=10 and cannot go on with 3" in refused.output
     with FolderLock(tmp_path / "out"):
         assert "is in use" in (await run_beside(*command, code=1)).output
 
@@ -95,7 +98,14 @@ async def test_a_growing_limit_goes_on_and_other_settings_do_not(web: WebServer,
     [
         (("q.csv", "--search", "google"), "search='google': give one of dataset"),
         (("q.csv", "--max-pages", "0"), "Invalid value for '--max-pages'"),
-        (("missing.csv",), "there is no such file"),
+        (("missing.csv",), "there is no such file; give questions"),
+        (("q.csv", "--sample", "3"), "--sample=3: q.csv has 1 questions"),
+        (("q.csv", "--search", "urls:http://a", "--page-timeout", "nan"), "--page-timeout=nan: give a positive"),
+        (("q.csv", "--search", "urls:http://a", "--total-timeout", "inf"), "--total-timeout=inf: give a positive"),
+        (("q.csv", "--search", "urls:http://a", "--max-page-tokens", "3"), "--max-page-tokens=3: give"),
+        (("q.csv", "--search", "urls:http://a", "--published", "."), "'.' is the recording's own folder, or holds it"),
+        (("q.csv", "--search", "urls:http://a", "--published", "full/.."), "or holds it"),
+        (("q.csv", "--search", "urls:http://a", "--published", "link"), "'link' is a link"),
         (("q.csv", "--column", "topic"), "lacks the column 'topic'"),
         (("q.csv",), "the data set names no pages"),
         (("q.csv", "--search", "urls:ftp://a"), "only http and https are read"),
@@ -111,6 +121,7 @@ def test_what_cannot_work_is_said_and_leaves_the_folder_free(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TAVILY_API_KEY", raising=False)
     (tmp_path / "full").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
     (tmp_path / "full" / "query_0.csv").touch()
     (tmp_path / "q.csv").write_text("query\nWhy?\n")
     result = run("record", "crawl", *arguments, "--out", "out", code=2 if "Invalid" in says else 1)
@@ -120,6 +131,60 @@ def test_what_cannot_work_is_said_and_leaves_the_folder_free(
 
 def test_exporting_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     assert "holds no recording" in run("record", "export", tmp_path, code=1).output
+
+
+def test_exporting_what_has_no_trace_is_refused_and_writes_nothing(tmp_path: Path) -> None:
+    question = Question("0", "Why?")
+    with RecordingFolder.begin(tmp_path / "out", "crawler", {}, [question]) as recording:
+        recording.add(question, RecordingError("the search found no page"))
+    files = sorted(tmp_path.rglob("*"))
+    arguments = ("record", "export", tmp_path / "out", "--published", tmp_path / "published")
+    assert "no trace has been recorded in it yet, of 1 questions" in run(*arguments, code=1).output
+    assert sorted(tmp_path.rglob("*")) == files
+    assert "`stream2llm trace record export" in run("stats", tmp_path / "out", code=1).output
+
+
+async def test_nothing_recorded_is_a_failure_and_binds_no_options(web: WebServer, tmp_path: Path) -> None:
+    file = questions_file(tmp_path, [(web.add("/0", article(0)),)])
+    command = ("record", "crawl", file, "--out", tmp_path / "out", *ON_LOOPBACK[2:])
+    failed = await run_beside(*command, code=1)
+    assert "Nothing could be recorded for any of the 1 questions" in failed.output
+    assert not web.requests
+    await run_beside(*command, *ON_LOOPBACK[:2], "--retry-failed", "--scope", "site")
+    settings = json.loads((tmp_path / "out" / "recording.json").read_text())["settings"]
+    assert (settings["allow_networks"], settings["scope"]) == (["127.0.0.0/8"], "site")
+    assert "crawler, 1 queries" in run("stats", tmp_path / "out").output
+    run("convert", tmp_path / "out", tmp_path / "again.parquet")
+    assert len(read_traces(tmp_path / "again.parquet")) == 1
+
+
+async def test_a_full_disk_is_told_without_a_traceback(web: WebServer, tmp_path: Path) -> None:
+    file = questions_file(tmp_path, [(web.add(f"/{n}", article(n)),) for n in range(3)])
+    command = [sys.executable, "-m", "stream2llm_sdk.cli", "trace", "record", "crawl", str(file), "--out"]
+    limited = ["prlimit", "--fsize=1500", *command, str(tmp_path / "out"), *ON_LOOPBACK]
+    process = await asyncio.create_subprocess_exec(*limited, stdout=PIPE, stderr=PIPE)
+    _, errors = await process.communicate()
+    assert process.returncode == 1, errors
+    assert "Make room and go on with the same command" in errors.decode()
+    assert "Traceback" not in errors.decode()
+    await run_beside("record", "crawl", file, "--out", tmp_path / "out", *ON_LOOPBACK)
+    assert len(read_traces(tmp_path / "out")) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("page_timeout_s=nan: give it", "--page-timeout=nan: give it"),
+        ("give max_pages or max_depth.", "give --max-pages or --max-depth."),
+        ("concurrency=4 with cold=True", "--concurrency=4 with --cold=True"),
+        (
+            "a sample of the filter, my_max_pages, /a/user_agent/b",
+            "a sample of the filter, my_max_pages, /a/user_agent/b",
+        ),
+    ],
+)
+def test_arguments_are_called_by_their_options(text: str, shown: str) -> None:
+    assert with_option_names(text) == shown
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import contextlib
 import csv
 import json
 import resource
+import shutil
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,13 +18,13 @@ import pytest
 from stream2llm_sdk.context import Append, Chunk
 from stream2llm_sdk.errors import ConfigurationError, RecordingError
 from stream2llm_sdk.traces import TimedFailure, TimedUpdate, Trace, read_traces
-from stream2llm_sdk.traces.recording.exports import export_recording, publish_recording
+from stream2llm_sdk.traces.recording.exports import check_published_target, export_recording, publish_recording
 from stream2llm_sdk.traces.recording.journal import RecordingJournal
 from stream2llm_sdk.traces.recording.questions import Question
 from stream2llm_sdk.traces.recording.recorder import Outcome
 from stream2llm_sdk.traces.recording.recording import RecordingFolder
 from stream2llm_sdk.traces.recording.run import RecordingProgress, run_recording
-from stream2llm_sdk.traces.recording.summary import kind_of_reason
+from stream2llm_sdk.traces.recording.summary import kind_of_reason, summary_of
 
 QUESTIONS = [Question(str(number), f"question {number}?") for number in range(8)]
 SETTINGS = {"search": "urls", "networks": ("a", "b")}
@@ -143,6 +144,25 @@ def test_a_disk_that_fills_up_leaves_what_was_kept(tmp_path: Path) -> None:
         assert list(recording.traces()) == expected()
 
 
+def test_a_full_disk_closes_the_folder_and_leaves_the_first_error(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    recording = begin(tmp_path)
+    recording.add(QUESTIONS[0], outcome_for(QUESTIONS[0]))
+    size = (tmp_path / "documents.jsonl").stat().st_size
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
+        for question in QUESTIONS[1:3]:
+            with pytest.raises(ConfigurationError, match="Make room"):
+                recording.add(question, trace_for(question, "long " * 9_000))
+            assert (tmp_path / "documents.jsonl").stat().st_size == size
+        recording.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    add(tmp_path, *QUESTIONS[1:])
+    with begin(tmp_path) as again:
+        assert list(again.traces()) == expected()
+
+
 def test_half_a_line_that_a_full_disk_took_is_forgotten(tmp_path: Path) -> None:
     def entry(number: int, text: str) -> dict[str, Any]:
         return {"question": str(number), "number": number, "text": text, "at": "", "trace": None}
@@ -184,6 +204,61 @@ def test_other_settings_or_questions_are_refused_by_name(tmp_path: Path) -> None
 def test_settings_with_which_nothing_was_recorded_do_not_bind(tmp_path: Path) -> None:
     begin(tmp_path, search="wrong").close()
     add(tmp_path, QUESTIONS[0])
+
+
+def test_a_folder_without_a_trace_begins_anew_with_other_settings_or_questions(tmp_path: Path) -> None:
+    add(tmp_path, QUESTIONS[3])
+    with begin(tmp_path) as recording:
+        assert recording.is_done("3")
+        export_recording(recording)
+    with begin(tmp_path, search="tavily") as recording:
+        assert (len(recording), recording.tag) == (0, "crawler")
+        assert not (tmp_path / "summary.json").exists()
+        recording.add(QUESTIONS[3], outcome_for(QUESTIONS[3]))
+    with begin(tmp_path, QUESTIONS[::-1], search="tavily") as recording:
+        assert not recording.is_done("3")
+        recording.add(QUESTIONS[0], outcome_for(QUESTIONS[0]))
+    with begin(tmp_path, QUESTIONS[::-1], search="tavily") as recording:
+        assert list(recording.traces()) == expected()[:1]
+
+
+def test_other_pages_of_a_question_are_refused_where_they_are_asked(tmp_path: Path) -> None:
+    def begin_with(*urls: str, asks_urls: bool = True) -> RecordingFolder:
+        return RecordingFolder.begin(tmp_path, "crawler", {}, [Question("0", "why?", urls)], asks_urls=asks_urls)
+
+    with begin_with("http://a", asks_urls=False) as recording:
+        recording.add(Question("0", "why?"), trace_for(QUESTIONS[0]))
+    with begin_with("http://b") as recording:  # what was kept without is taken as it is
+        recording.add(Question("0", "why?", ("http://b",)), trace_for(QUESTIONS[0]))
+    begin_with("http://b").close()
+    begin_with("http://c", asks_urls=False).close()
+    with pytest.raises(ConfigurationError, match=r"question '0' with other pages \(urls\)"):
+        begin_with("http://c")
+
+
+@pytest.mark.parametrize("how", ["deleted", "renamed", "replaced", "emptied"])
+def test_a_folder_that_goes_away_is_noticed(how: str, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    recording = begin(folder)
+    recording.add(QUESTIONS[0], outcome_for(QUESTIONS[0]))
+    if how == "emptied":
+        (folder / "journal.jsonl").unlink()
+    elif how == "deleted":
+        shutil.rmtree(folder)
+    else:
+        folder.rename(tmp_path / "elsewhere")
+    if how == "replaced":
+        folder.mkdir()
+    for write in (
+        lambda: recording.add(QUESTIONS[1], outcome_for(QUESTIONS[1])),
+        recording.sync,
+        lambda: export_recording(recording),
+    ):
+        with pytest.raises(ConfigurationError, match=r"deleted or re(named|placed) while it was recorded to"):
+            write()
+    recording.close()
+    assert how != "replaced" or not list(folder.iterdir())
+    begin(tmp_path / ("elsewhere" if how == "renamed" else "out")).close()
 
 
 def test_a_folder_of_something_else_or_in_use_is_refused(tmp_path: Path) -> None:
@@ -232,6 +307,22 @@ def test_a_trace_that_cannot_be_written_is_a_failure_of_its_question(tmp_path: P
         assert not recording.is_done("0", retry_failed=True)
 
 
+@pytest.mark.parametrize("name", [".", "..", "work", "work/..", "work/out", "work/out/..", "link", "work/../work"])
+def test_the_published_form_goes_to_a_folder_of_its_own(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path / "work" if name[0] == "." else tmp_path)
+    with begin(tmp_path / "work" / "out") as recording:
+        recording.add(QUESTIONS[0], outcome_for(QUESTIONS[0]))
+        before = sorted(tmp_path.rglob("*"))
+        for ask in (check_published_target, lambda target, recording: publish_recording(recording, target)):
+            with pytest.raises(ConfigurationError, match=r"is a link|or holds it"):
+                ask(Path(name), recording)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_the_published_form_is_replaced_by_its_own_recording_alone(tmp_path: Path) -> None:
     (other := tmp_path / "other").mkdir()
     (other / "query_0.csv").write_text("")
@@ -243,6 +334,11 @@ def test_the_published_form_is_replaced_by_its_own_recording_alone(tmp_path: Pat
         assert "failures (of 1)" in dropped
         with pytest.raises(ConfigurationError, match="is there already"):
             publish_recording(recording, other)
+        (published / "notes.txt").write_text("mine")
+        with pytest.raises(ConfigurationError, match=r"holds 'notes\.txt', which was not written"):
+            publish_recording(recording, published)
+        assert (published / "notes.txt").read_text() == "mine"
+        (published / "notes.txt").unlink()
     read = read_traces(published)
     assert [trace.trace_id for trace in read] == ["crawler-0", "crawler-1"]
     with begin(tmp_path / "b") as recording, pytest.raises(ConfigurationError, match="is there already"):
@@ -365,6 +461,38 @@ async def test_figures_are_measured_at_the_end_and_kept(tmp_path: Path) -> None:
     assert await run_recording(Script(), QUESTIONS, tmp_path, measure=measure) == summary
     with RecordingFolder.open(tmp_path) as recording:
         assert export_recording(recording) == summary
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "changed"])
+@pytest.mark.parametrize("name", ["traces.parquet", "failures.csv", "summary.json"])
+async def test_results_that_are_missing_or_damaged_are_written_again(name: str, damage: str, tmp_path: Path) -> None:
+    async def measure(recording: RecordingFolder) -> dict[str, float]:
+        return {"disturbance": 1.0}
+
+    summary = await run_recording(Script(), QUESTIONS, tmp_path, measure=measure)
+    file = tmp_path / name
+    content = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(content[: len(content) // 2] if damage == "short" else b"XXXX," + content[5:200] + b"\n")
+    script = Script()
+    assert await run_recording(script, QUESTIONS, tmp_path, measure=measure) == summary
+    assert script.asked == []
+    assert list(read_traces(tmp_path)) == expected()
+    if name != "traces.parquet":
+        assert file.read_bytes() == content
+
+
+def test_a_kind_whose_cases_have_the_same_words_is_called_by_them(tmp_path: Path) -> None:
+    failures = tuple(
+        TimedFailure(0, "x", reason)
+        for reason in ("host name 'a.org' cannot be resolved",) * 2 + ("took 2.5 s", "took 3.5 s")
+    )
+    outcomes = [(QUESTIONS[0], RecordingError("http://a.org cannot be asked", failures))]
+    summary = summary_of(tmp_path, outcomes, {})
+    assert summary.failed_reasons == {"http://a.org cannot be asked": 1}
+    assert summary.source_reasons == {"host name 'a.org' cannot be resolved": 2, "took N s": 2}
 
 
 @pytest.mark.parametrize(

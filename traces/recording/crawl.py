@@ -13,10 +13,10 @@ from typing import Any
 from stream2llm_sdk.context import Append, SourceFailure
 from stream2llm_sdk.errors import ConfigurationError, RecordingError, RetrievalError
 from stream2llm_sdk.retrievers.web.crawl import CrawlEvent
-from stream2llm_sdk.retrievers.web.crawl_options import FetchMode, PolitenessOptions
+from stream2llm_sdk.retrievers.web.crawl_options import FetchMode, PolitenessOptions, check_fetch_mode
 from stream2llm_sdk.retrievers.web.crawler import CrawlerRetriever
-from stream2llm_sdk.retrievers.web.frontier import LinkOptions
-from stream2llm_sdk.retrievers.web.option_checks import is_whole
+from stream2llm_sdk.retrievers.web.frontier import LinkOptions, LinkScope
+from stream2llm_sdk.retrievers.web.option_checks import check_seconds, is_whole
 from stream2llm_sdk.retrievers.web.page import ExtractionOptions
 from stream2llm_sdk.retrievers.web.politeness import DEFAULT_USER_AGENT
 from stream2llm_sdk.traces.crawler_format import CRAWLER
@@ -42,7 +42,9 @@ class CrawlSpec:
     Attributes:
         search: what finds the pages to begin with; see `searches.SEARCHES`.
         max_pages: most pages a question, all of which may be fetched at the same time.
-        max_depth: how far links are followed from the search's pages; 0 reads these alone.
+        max_depth: how far links are followed from the search's pages; 0 reads these alone. If left out, 2, and 0 for a
+            search 'urls:…', which says itself what is read.
+        scope: where links may lead, as in `LinkOptions`: to 'any' host, or the 'site' or 'host' of the search's page.
         max_page_tokens: most tokens of a page, the passages that matter for the question; None keeps whole pages.
         fetch: by 'http', in a 'browser', or 'auto'.
         respect_robots, per_host_concurrency, per_host_interval_s: how hosts are treated; see `PolitenessOptions`.
@@ -58,7 +60,8 @@ class CrawlSpec:
 
     search: str = "dataset"
     max_pages: int = 10
-    max_depth: int = 2
+    max_depth: int | None = None
+    scope: LinkScope = "any"
     max_page_tokens: int | None = 2_000
     fetch: FetchMode = "http"
     respect_robots: bool = True
@@ -73,14 +76,25 @@ class CrawlSpec:
 
     def __post_init__(self) -> None:
         check_search(self.search)
-        for name, least in (("concurrency", 1), ("max_pages", 1), ("max_depth", 0)):
+        if self.max_depth is None:
+            object.__setattr__(self, "max_depth", 0 if self.search.startswith("urls:") else 2)
+        for name, least in (("concurrency", 1), ("max_pages", 1), ("num_workers", 1)):
             if not is_whole(value := getattr(self, name), least):
                 raise ConfigurationError(f"{name}={value!r}: give a whole number of at least {least}")
+        for name in ("page_timeout_s", "total_timeout_s"):
+            check_seconds(name, getattr(self, name))
+        check_fetch_mode(self.fetch)
+        self._links(), self._politeness(), self._extraction()
 
     @property
     def tag(self) -> str:
         """Traces are called 'crawler-<question's id>'."""
         return CRAWLER
+
+    @property
+    def asks_urls(self) -> bool:
+        """Whether the pages that each question names are read."""
+        return self.search == "dataset"
 
     def settings(self) -> Mapping[str, Any]:
         """All but what decides only how fast it goes."""
@@ -108,23 +122,33 @@ class CrawlSpec:
         """The crawler that is described, for a search of one's own."""
         return CrawlerRetriever(
             search=search,
-            links=LinkOptions(max_depth=self.max_depth),
+            links=self._links(),
             max_pages=self.max_pages,
             # As many as the questions can use: what one question's pages do must not depend on the others'.
             concurrency=self.concurrency * self.max_pages,
             page_timeout_s=self.page_timeout_s,
             total_timeout_s=self.total_timeout_s,
-            extraction=ExtractionOptions(max_page_tokens=self.max_page_tokens),
+            extraction=self._extraction(),
             fetch=self.fetch,
-            politeness=PolitenessOptions(
-                respect_robots=self.respect_robots,
-                per_host_concurrency=self.per_host_concurrency,
-                per_host_interval_s=self.per_host_interval_s,
-                max_wait_s=self.total_timeout_s,
-            ),
+            politeness=self._politeness(),
             num_workers=self.num_workers,
             allow_networks=self.allow_networks,
             user_agent=self.user_agent,
+        )
+
+    def _links(self) -> LinkOptions:
+        assert self.max_depth is not None, "it was set at once"
+        return LinkOptions(max_depth=self.max_depth, scope=self.scope)
+
+    def _extraction(self) -> ExtractionOptions:
+        return ExtractionOptions(max_page_tokens=self.max_page_tokens)
+
+    def _politeness(self) -> PolitenessOptions:
+        return PolitenessOptions(
+            respect_robots=self.respect_robots,
+            per_host_concurrency=self.per_host_concurrency,
+            per_host_interval_s=self.per_host_interval_s,
+            max_wait_s=self.total_timeout_s,
         )
 
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.traces.recording.appending import append_whole, is_in_place
 
 __all__ = ["DocumentFile"]
 
@@ -57,16 +58,21 @@ class DocumentFile:
         are with the operating system when this returns.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: they cannot be written; none of them is there.
         """
         found = []
+        new: dict[bytes, bytes] = {}
+        numbers: dict[bytes, int] = {}
         for chunk in chunks:
             content = json.dumps([chunk[name] for name in _FIELDS]).encode()
             number = self._numbers.get(key := _key(content))
             if number is None:
-                number = self._append(key, content)
+                number = numbers.setdefault(key, len(self) + len(numbers))
+                new.setdefault(key, b"%08x %b\n" % (zlib.crc32(content), content))
             found.append([number, chunk["score"]])
-        self._stream.flush()
+        append_whole(self._stream.fileno(), b"".join(new.values()), self._end)
+        for key, line in new.items():
+            self._add(key, len(line))
         return found
 
     def chunks(self, refs: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
@@ -79,8 +85,20 @@ class DocumentFile:
 
     def sync(self) -> None:
         """Has everything reach the disk. To be called before what names the documents is synced."""
-        self._stream.flush()
         os.fdatasync(self._stream.fileno())
+
+    def is_in_place(self) -> bool:
+        """Whether the file has its name still."""
+        return is_in_place(self._stream.fileno(), self.file)
+
+    def clear(self) -> None:
+        """Forgets all documents.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        os.ftruncate(self._stream.fileno(), 0)
+        self._numbers, self._begins, self._end = {}, array("q"), 0
 
     def close(self) -> None:
         """Closes the file. Idempotent."""
@@ -94,18 +112,11 @@ class DocumentFile:
     ) -> None:
         self.close()
 
-    def _append(self, key: bytes, content: bytes) -> int:
-        line = b"%08x %b\n" % (zlib.crc32(content), content)
-        self._stream.write(line)
-        return self._add(key, len(line))
-
-    def _add(self, key: bytes, num_bytes: int) -> int:
-        number = len(self._begins)
+    def _add(self, key: bytes, num_bytes: int) -> None:
         # The first of two equal ones counts, as it did when the second was written.
-        self._numbers.setdefault(key, number)
+        self._numbers.setdefault(key, len(self._begins))
         self._begins.append(self._end)
         self._end += num_bytes
-        return number
 
     def _read(self) -> None:
         self._stream.seek(0)

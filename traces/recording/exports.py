@@ -10,19 +10,27 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stream2llm_sdk.errors import ConfigurationError, RecordingError
+from stream2llm_sdk.errors import ConfigurationError, RecordingError, TraceError
 from stream2llm_sdk.files import write_json
 from stream2llm_sdk.traces.anns_format import ANNS
 from stream2llm_sdk.traces.parquet_format import write_parquet
+from stream2llm_sdk.traces.parquet_seal import read_seal
 from stream2llm_sdk.traces.recording.published_searches import as_published
 from stream2llm_sdk.traces.recording.questions import Question
 from stream2llm_sdk.traces.recording.recorder import Outcome
 from stream2llm_sdk.traces.recording.recording import FAILURES_FILE, SUMMARY_FILE, TRACES_FILE, RecordingFolder
+from stream2llm_sdk.traces.recording.recording_config import writing
 from stream2llm_sdk.traces.recording.summary import RecordingSummary, summary_of
 from stream2llm_sdk.traces.trace import Trace
-from stream2llm_sdk.traces.trace_set import write_traces
+from stream2llm_sdk.traces.trace_set import check_target, write_traces
 
-__all__ = ["check_published_target", "earlier_summary", "export_recording", "publish_recording"]
+__all__ = [
+    "check_published_target",
+    "earlier_summary",
+    "export_recording",
+    "exports_are_whole",
+    "publish_recording",
+]
 
 _MARK = "recorded_as.json"
 _FAILURE_COLUMNS = ("question_id", "question", "source", "reason", "offset_s")
@@ -39,7 +47,7 @@ def export_recording(recording: RecordingFolder, figures: Mapping[str, float] | 
     Raises:
         ConfigurationError: the folder cannot be written.
     """
-    try:
+    with writing(recording.path):
         if figures is None:
             earlier = earlier_summary(recording)
             figures = {} if earlier is None else earlier.figures
@@ -49,8 +57,6 @@ def export_recording(recording: RecordingFolder, figures: Mapping[str, float] | 
             write_parquet(recording.traces(), recording.path / TRACES_FILE)
         _write_failures(recording.outcomes(), recording.path / FAILURES_FILE)
         write_json(recording.path / SUMMARY_FILE, summary.to_dict())
-    except OSError as error:
-        raise ConfigurationError(f"{recording.path} cannot be written: {error.strerror or error}") from error
     return summary
 
 
@@ -60,7 +66,22 @@ def earlier_summary(recording: RecordingFolder) -> RecordingSummary | None:
         summary = RecordingSummary.read(recording.path / SUMMARY_FILE)
     except ConfigurationError:
         return None
-    return summary if summary.num_questions == len(recording) else None
+    numbers = (summary.num_questions, summary.num_traces)
+    return summary if numbers == (len(recording), recording.num_traces) else None
+
+
+def exports_are_whole(recording: RecordingFolder, summary: RecordingSummary) -> bool:
+    """Whether the traces and the failures that a recording's summary speaks of are in its folder, undamaged."""
+    try:
+        if summary.num_traces:
+            seal = read_seal(recording.path / TRACES_FILE)
+            if not all(seal.is_whole(group) for group in range(len(seal.groups))):
+                return False
+        with (recording.path / FAILURES_FILE).open(encoding="utf-8", newline="") as stream:
+            num_rows = sum(len(row) == len(_FAILURE_COLUMNS) for row in csv.reader(stream))
+    except (OSError, TraceError, ValueError, csv.Error):
+        return False
+    return num_rows == 1 + summary.num_failed + summary.num_source_failures
 
 
 def _write_failures(outcomes: Iterable[tuple[Question, Outcome]], file: Path) -> None:
@@ -80,15 +101,36 @@ def _write_failures(outcomes: Iterable[tuple[Question, Outcome]], file: Path) ->
 
 
 def check_published_target(target: Path, recording: RecordingFolder) -> None:
-    """Says before the work whether `publish_recording` can write to a folder.
+    """Says before the work whether `publish_recording` can write to a folder, and replace it.
 
     Raises:
-        ConfigurationError: it holds something else than what was made of this recording, or may not be written.
+        ConfigurationError: it holds something else than what was made of this recording, may not be written, is a link,
+            or one works or records in it.
     """
-    from stream2llm_sdk.traces.trace_set import check_target
+    _checked_target(target, recording)
 
-    if not _is_of(target, recording):
+
+def _checked_target(target: Path, recording: RecordingFolder) -> Path:
+    """The target without links on its way."""
+    if target.is_symlink():
+        raise ConfigurationError(f"{str(target)!r} is a link, which is not replaced: name the folder itself")
+    whole = target.resolve()
+    for folder, what in ((recording.path, "the recording's own folder"), (Path(), "the current folder")):
+        if folder.resolve().is_relative_to(whole):
+            raise ConfigurationError(
+                f"{str(target)!r} is {what}, or holds it: name a folder of its own for the published form"
+            )
+    if whole.is_mount():
+        raise ConfigurationError(f"{str(target)!r} is where a disk is mounted: name a folder in it")
+    mark = _mark(whole)
+    if mark.get("recording_id") != recording.recording_id:
         check_target(target, recording.tag)
+    elif strangers := sorted({path.name for path in whole.iterdir()}.difference([_MARK, *mark.get("files", ())])):
+        raise ConfigurationError(
+            f"{str(target)!r} holds {strangers[0]!r}, which was not written there by the recording and would be lost: "
+            "move it, or name another folder"
+        )
+    return whole
 
 
 def publish_recording(recording: RecordingFolder, target: Path) -> tuple[str, ...]:
@@ -100,7 +142,7 @@ def publish_recording(recording: RecordingFolder, target: Path) -> tuple[str, ..
     Raises:
         ConfigurationError: the folder holds something else, or a trace cannot stand in the format.
     """
-    check_published_target(target, recording)
+    target = _checked_target(target, recording)
     unfinished = target.with_name(f".{target.name}.{recording.recording_id}.part")
     if unfinished.exists():
         shutil.rmtree(unfinished)
@@ -109,7 +151,9 @@ def publish_recording(recording: RecordingFolder, target: Path) -> tuple[str, ..
         if recording.tag == ANNS:
             traces = map(as_published, traces)
         dropped = write_traces(traces, unfinished, kind=recording.tag, drop=True)
-        write_json(unfinished / _MARK, {"recording_id": recording.recording_id, "left_out": dropped})
+        files = sorted(path.name for path in unfinished.iterdir())
+        mark = {"recording_id": recording.recording_id, "left_out": dropped, "files": files}
+        write_json(unfinished / _MARK, mark)
         if target.exists():
             shutil.rmtree(target)
         unfinished.replace(target)
@@ -120,9 +164,10 @@ def publish_recording(recording: RecordingFolder, target: Path) -> tuple[str, ..
     return dropped
 
 
-def _is_of(target: Path, recording: RecordingFolder) -> bool:
+def _mark(target: Path) -> Mapping[str, Any]:
+    """What says in a published form from which recording it was made."""
     try:
         mark: Any = json.loads((target / _MARK).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return isinstance(mark, dict) and mark.get("recording_id") == recording.recording_id
+        return {}
+    return mark if isinstance(mark, dict) else {}

@@ -11,18 +11,19 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.traces.recording.appending import append_whole, is_in_place
 
 __all__ = ["Entry", "RecordingJournal"]
 
 Entry = dict[str, Any]
 """One line: `question` (its id), `number` (its place among the questions), `text`, `at` (when it was done), `trace`, a
-row as `parquet_rows` makes it with its chunks by number, or else `reason` and `failures`."""
+row as `parquet_rows` makes it with its chunks by number, or else `reason` and `failures`; and, where the pages that the
+question names are asked, `urls`, a digest of them."""
 
 _OPENING, _CLOSING = b'["%08x",', b"]\n"
 _OPENING_BYTES = len(_OPENING % 0)
@@ -35,6 +36,7 @@ class _Place:
     number: int
     is_trace: bool
     text: str
+    urls: str | None
 
 
 class RecordingJournal:
@@ -55,6 +57,7 @@ class RecordingJournal:
         self.file = file
         self.num_damaged = 0
         self._places: dict[str, _Place] = {}
+        self._end = 0
         try:
             self._stream = open(file, "a+b")  # noqa: SIM115 - closed by close()
         except OSError as error:
@@ -72,10 +75,15 @@ class RecordingJournal:
     def __contains__(self, question_id: object) -> bool:
         return question_id in self._places
 
-    def texts(self) -> Iterator[tuple[str, int, str]]:
-        """Of each question with an entry its id, number and text."""
+    def texts(self) -> Iterator[tuple[str, int, str, str | None]]:
+        """Of each question with an entry its id, number and text, and the digest of its pages, where that was kept."""
         for question_id, place in self._places.items():
-            yield question_id, place.number, place.text
+            yield question_id, place.number, place.text, place.urls
+
+    @property
+    def num_traces(self) -> int:
+        """Number of questions for which something could be recorded."""
+        return sum(place.is_trace for place in self._places.values())
 
     def has_trace(self, question_id: str) -> bool:
         """Whether something could be recorded for a question."""
@@ -101,14 +109,21 @@ class RecordingJournal:
             OSError: it cannot be written.
         """
         line = _line(entry)
-        begin = self._stream.seek(0, os.SEEK_END)
-        try:
-            self._stream.write(line)
-            self._stream.flush()
-        except OSError:
-            self._forget_behind(begin)
-            raise
-        self._add(entry, begin, len(line))
+        append_whole(self._stream.fileno(), line, self._end)
+        self._add(entry, len(line))
+
+    def is_in_place(self) -> bool:
+        """Whether the file has its name still."""
+        return is_in_place(self._stream.fileno(), self.file)
+
+    def clear(self) -> None:
+        """Forgets all entries.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        os.ftruncate(self._stream.fileno(), 0)
+        self._places, self._end = {}, 0
 
     def sync(self) -> None:
         """Has everything reach the disk."""
@@ -118,27 +133,21 @@ class RecordingJournal:
         """Closes the file. Idempotent."""
         self._stream.close()
 
-    def _forget_behind(self, end: int) -> None:
-        """A disk that is full may have taken half a line: the next one must not follow it."""
-        with suppress(OSError):  # it tries to write the rest
-            self._stream.close()
-        os.truncate(self.file, end)
-        self._stream = open(self.file, "a+b")  # noqa: SIM115 - closed by close()
-
-    def _add(self, entry: Entry, begin: int, num_bytes: int) -> None:
+    def _add(self, entry: Entry, num_bytes: int) -> None:
         is_trace = entry.get("trace") is not None
-        self._places[entry["question"]] = _Place(begin, num_bytes, entry["number"], is_trace, entry["text"])
+        place = _Place(self._end, num_bytes, entry["number"], is_trace, entry["text"], entry.get("urls"))
+        self._places[entry["question"]] = place
+        self._end += num_bytes
 
     def _read(self, holds: Callable[[Entry], bool]) -> None:
-        begin = 0
         self._stream.seek(0)
         for line in self._stream:
             entry = _entry(line)
             if entry is None or not holds(entry):
                 self.num_damaged += 1
+                self._end += len(line)
             else:
-                self._add(entry, begin, len(line))
-            begin += len(line)
+                self._add(entry, len(line))
         if self.num_damaged:
             # What was left out would seem to hold later, once what it names has been written anew for another one.
             self._rewrite()
@@ -153,14 +162,12 @@ class RecordingJournal:
         os.replace(new, self.file)
         self._stream.close()
         self._stream = open(self.file, "a+b")  # noqa: SIM115 - closed by close()
-        self._places = {}
+        self._places, self._end = {}, 0
         self._stream.seek(0)
-        begin = 0
         for line in self._stream:
             entry = _entry(line)
             assert entry is not None, "it was written whole"
-            self._add(entry, begin, len(line))
-            begin += len(line)
+            self._add(entry, len(line))
 
     def _lines(self, places: Iterable[_Place]) -> Iterator[bytes]:
         for place in places:

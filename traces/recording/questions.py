@@ -103,13 +103,19 @@ def _questions(source: str, column: str | None) -> Iterator[tuple[str, Question]
         return
     from stream2llm_sdk.retrievers.diskann.corpus import open_rows
 
+    if not source.startswith("hub:") and not Path(source).exists():
+        raise _missing(Path(source))
     for number, row in enumerate(open_rows(source)):
         yield row.place, _question(row, number, column)
 
 
+def _missing(file: Path) -> ConfigurationError:
+    return ConfigurationError(f"{file}: there is no such file; give questions, or hub:NAME for a data set")
+
+
 def _lines(file: Path) -> Iterator[tuple[str, Question]]:
     if not file.is_file():
-        raise ConfigurationError(f"{file}: there is no such file; give questions, or hub:NAME for a data set")
+        raise _missing(file)
     number = 0
     try:
         text = read_text(file, _MAX_TEXT_BYTES)

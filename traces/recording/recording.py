@@ -9,11 +9,11 @@ One process records into a folder at a time, and it alone writes the journal, wh
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError, RecordingError
-from stream2llm_sdk.files import FolderLock, read_json_object, require_own_folder, write_json
+from stream2llm_sdk.files import FolderLock
 from stream2llm_sdk.traces.extras import require_pyarrow
 from stream2llm_sdk.traces.losses import check_texts
 from stream2llm_sdk.traces.parquet_rows import row_of, trace_of
@@ -29,16 +29,22 @@ from stream2llm_sdk.traces.recording.documents import DocumentFile
 from stream2llm_sdk.traces.recording.journal import Entry, RecordingJournal
 from stream2llm_sdk.traces.recording.questions import Question
 from stream2llm_sdk.traces.recording.recorder import Outcome
+from stream2llm_sdk.traces.recording.recording_config import (
+    CONFIG_FILE,
+    begin_config,
+    check_settings,
+    prepare_config,
+    read_config,
+    writing,
+)
 from stream2llm_sdk.traces.recording.whole_text import whole_failure, whole_text, with_whole_texts
 from stream2llm_sdk.traces.trace import TimedFailure, Trace
 
 __all__ = ["CONFIG_FILE", "FAILURES_FILE", "SUMMARY_FILE", "TRACES_FILE", "RecordingFolder"]
 
-CONFIG_FILE, SUMMARY_FILE = "recording.json", "summary.json"
-TRACES_FILE, FAILURES_FILE = "traces.parquet", "failures.csv"
+TRACES_FILE, FAILURES_FILE, SUMMARY_FILE = "traces.parquet", "failures.csv", "summary.json"
 
 _JOURNAL_FILE, _DOCUMENTS_FILE = "journal.jsonl", "documents.jsonl"
-_FORMAT = 1
 _SYNC_EVERY, _SYNC_AFTER_S = 64, 5.0
 
 
@@ -67,16 +73,27 @@ class RecordingFolder:
             raise
         self._num_unsynced, self._synced_s = 0, monotonic()
         self._numbers: dict[str, int] = {}
+        self._keeps_urls = False
 
     @classmethod
-    def begin(cls, path: Path, tag: str, settings: Mapping[str, Any], questions: Sequence[Question]) -> RecordingFolder:
-        """Begins a recording, or goes on with one.
+    def begin(
+        cls,
+        path: Path,
+        tag: str,
+        settings: Mapping[str, Any],
+        questions: Sequence[Question],
+        *,
+        asks_urls: bool = False,
+    ) -> RecordingFolder:
+        """Begins a recording, or goes on with one. One in which there is no trace yet begins anew where the settings or
+        questions are others.
 
         Args:
             path: the folder, which is made if need be.
             tag: what kind of retrieval is recorded.
             settings: how, as JSON takes it; a recording only goes on with the same.
             questions: in the order in which their traces will stand.
+            asks_urls: whether the pages that a question names decide what is recorded, and must be the same too.
 
         Raises:
             ConfigurationError: the folder cannot be written, is in use or holds something else; or the recording in it
@@ -84,15 +101,17 @@ class RecordingFolder:
             MissingExtraError: pyarrow, which writes the traces, is not installed.
         """
         require_pyarrow()
+        settings = json.loads(json.dumps(settings))
         lock = _locked(path)
         try:
-            config = _prepared(path, tag, json.loads(json.dumps(settings)))
-            folder = cls(path, config, lock)
+            with writing(path):
+                prepare_config(path, tag, settings, path / _JOURNAL_FILE)
+                folder = cls(path, read_config(path), lock)
         except BaseException:
             lock.release()
             raise
         try:
-            folder._number(questions)
+            folder._go_on(tag, settings, questions, asks_urls)
         except BaseException:
             folder.close()
             raise
@@ -110,7 +129,8 @@ class RecordingFolder:
             raise ConfigurationError(f"{path} holds no recording: name the folder that a recording was written to")
         lock = _locked(path)
         try:
-            return cls(path, _read_config(path), lock)
+            with writing(path):
+                return cls(path, read_config(path), lock)
         except BaseException:
             lock.release()
             raise
@@ -118,6 +138,11 @@ class RecordingFolder:
     def __len__(self) -> int:
         """Number of questions that have been asked."""
         return len(self._journal)
+
+    @property
+    def num_traces(self) -> int:
+        """Number of questions for which something could be recorded."""
+        return self._journal.num_traces
 
     @property
     def num_damaged(self) -> int:
@@ -141,7 +166,8 @@ class RecordingFolder:
             The outcome that was kept: a RecordingError for a trace that cannot be written.
 
         Raises:
-            ConfigurationError: the disk is full, or broken; what was kept before holds.
+            ConfigurationError: the disk is full, or broken, and what was kept before holds; or the folder was deleted,
+                renamed or replaced.
         """
         row: dict[str, Any] | None = None
         if isinstance(outcome, Trace):
@@ -153,17 +179,16 @@ class RecordingFolder:
                 outcome = RecordingError(f"its trace cannot be written: {error}")
         else:
             outcome = RecordingError(whole_text(outcome.reason), tuple(map(whole_failure, outcome.failures)))
-        try:
+        self.check_in_place()
+        with writing(self.path):
             self._add(question, outcome, row)
-        except OSError as error:
-            raise ConfigurationError(
-                f"{self.path} cannot be written: {error.strerror or error}. Make room and go on with the same command"
-            ) from error
         return outcome
 
     def _add(self, question: Question, outcome: Outcome, row: dict[str, Any] | None) -> None:
         entry: Entry = {"question": question.question_id, "number": self._numbers[question.question_id]}
         entry |= {"text": question.text, "at": datetime.now(UTC).isoformat(timespec="milliseconds")}
+        if self._keeps_urls:
+            entry["urls"] = _digest(question.urls)
         if isinstance(outcome, RecordingError):
             failures = [[failure.offset_s, failure.source, failure.reason] for failure in outcome.failures]
             entry |= {"trace": None, "reason": outcome.reason, "failures": failures}
@@ -177,10 +202,29 @@ class RecordingFolder:
             self.sync()
 
     def sync(self) -> None:
-        """Has everything reach the disk."""
-        self._documents.sync()
-        self._journal.sync()
+        """Has everything reach the disk.
+
+        Raises:
+            ConfigurationError: the disk is full, or broken; or the folder was deleted, renamed or replaced.
+        """
+        self.check_in_place()
+        with writing(self.path):
+            self._documents.sync()
+            self._journal.sync()
         self._num_unsynced, self._synced_s = 0, monotonic()
+
+    def check_in_place(self) -> None:
+        """Raises ConfigurationError where the folder, or the recording in it, was deleted, renamed or replaced."""
+        if not self._lock.is_of(self.path):
+            there = "; what is there now is another folder, which is left alone" if self.path.exists() else ""
+            says = f"{self.path} was deleted or renamed while it was recorded to{there}"
+        elif not (self._journal.is_in_place() and self._documents.is_in_place()):
+            says = f"files of the recording in {self.path} were deleted or replaced while it was recorded to"
+        else:
+            return
+        raise ConfigurationError(
+            f"{says}. Move the recording back and go on with the same command, which begins anew where nothing is left"
+        )
 
     def traces(self) -> Iterator[Trace]:
         """What was recorded, in the order of the questions."""
@@ -204,17 +248,24 @@ class RecordingFolder:
                 yield question, RecordingError(entry["reason"], failures)
 
     def discard_exports(self) -> None:
-        """Deletes what was made of the recording, which would be read in place of it if it grew and did not end."""
+        """Deletes what was made of the recording, which would be read in place of it if it grew and did not end.
+
+        Raises:
+            ConfigurationError: the folder was deleted, renamed or replaced.
+            OSError: they cannot be deleted.
+        """
+        self.check_in_place()
         for name in (SUMMARY_FILE, TRACES_FILE, FAILURES_FILE):
             (self.path / name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Closes the folder for others to open. Idempotent."""
-        with suppress(OSError, ValueError):  # closed before
-            self.sync()
-        self._journal.close()
-        self._documents.close()
-        self._lock.release()
+        with ExitStack() as stack:
+            stack.callback(self._lock.release)
+            stack.callback(self._documents.close)
+            stack.callback(self._journal.close)
+            with suppress(ConfigurationError, ValueError):  # what failed before fails again; or it is closed
+                self.sync()
 
     def __enter__(self) -> RecordingFolder:
         return self
@@ -234,14 +285,25 @@ class RecordingFolder:
             return None
         return trace_of({**row, "chunks": self._documents.chunks(row["chunks"])}, self._journal.file, entry["number"])
 
-    def _number(self, questions: Sequence[Question]) -> None:
-        """Says which place each question has.
-
-        Raises:
-            ConfigurationError: they are not those that have been asked, and perhaps more.
-        """
+    def _go_on(self, tag: str, settings: Mapping[str, Any], questions: Sequence[Question], asks_urls: bool) -> None:
+        self._keeps_urls = asks_urls
         self._numbers = {question.question_id: number for number, question in enumerate(questions)}
-        for question_id, number, text in self._journal.texts():
+        try:
+            check_settings(self.path, read_config(self.path), tag, settings)
+            self._check_questions(questions)
+        except ConfigurationError:
+            if self.num_traces:
+                raise
+            with writing(self.path):
+                self.discard_exports()
+                self._journal.clear()
+                self._documents.clear()
+                config = begin_config(self.path, tag, settings)
+            self.tag, self.recording_id = config["tag"], config["recording_id"]
+
+    def _check_questions(self, questions: Sequence[Question]) -> None:
+        """Raises ConfigurationError where they are not those that have been asked, and perhaps more."""
+        for question_id, number, text, urls in self._journal.texts():
             now = self._numbers.get(question_id)
             if now is None:
                 raise ConfigurationError(
@@ -253,6 +315,15 @@ class RecordingFolder:
                     f"{self.path} has recorded question {question_id!r:.80} as number {number + 1:,}, {text!r:.80}; "
                     f"now number {now + 1:,} is {questions[now].text!r:.80}: give the same questions, or another folder"
                 )
+            if self._keeps_urls and urls not in (None, _digest(questions[now].urls)):
+                raise ConfigurationError(
+                    f"{self.path} has recorded question {question_id!r:.80} with other pages (urls) than it names now: "
+                    "give the same questions, or another folder"
+                )
+
+
+def _digest(urls: Sequence[str]) -> str:
+    return hashlib.blake2b(json.dumps(urls).encode(), digest_size=8).hexdigest()
 
 
 def _locked(path: Path) -> FolderLock:
@@ -261,42 +332,3 @@ def _locked(path: Path) -> FolderLock:
         return FolderLock(path)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}. Give another folder") from error
-
-
-def _prepared(path: Path, tag: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of the folder, written if nothing has been recorded there yet."""
-    require_own_folder(path, (CONFIG_FILE,), "recording")
-    journal = path / _JOURNAL_FILE
-    if not (path / CONFIG_FILE).is_file() or not journal.is_file() or not journal.stat().st_size:
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        new = {"format": _FORMAT, "release": _release(), "recording_id": uuid.uuid4().hex, "begun_at": now}
-        write_json(path / CONFIG_FILE, {**new, "tag": tag, "settings": settings})
-    config = _read_config(path)
-    if config["tag"] != tag:
-        raise ConfigurationError(f"{path} holds a recording of {config['tag']!r}, not {tag!r}: name another folder")
-    begun = config["settings"]
-    for name in sorted({*begun, *settings}):
-        if begun.get(name) != settings.get(name):
-            raise ConfigurationError(
-                f"{path} was begun with {name}={begun.get(name)!r:.100} and cannot go on with "
-                f"{settings.get(name)!r:.100}: give the same, or another folder"
-            )
-    return config
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    config = read_json_object(path / CONFIG_FILE, "a recording's settings")
-    if config.get("format") != _FORMAT:
-        raise ConfigurationError(
-            f"{path / CONFIG_FILE} has format={config.get('format')!r}; this release reads {_FORMAT}"
-        )
-    for name, kind in (("tag", str), ("recording_id", str), ("settings", dict)):
-        if not isinstance(config.get(name), kind):
-            raise ConfigurationError(f"{path / CONFIG_FILE} has {name}={config.get(name)!r:.80}: it is damaged")
-    return config
-
-
-def _release() -> str:
-    from stream2llm_sdk import __version__
-
-    return __version__

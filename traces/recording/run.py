@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,11 +17,13 @@ from stream2llm_sdk.traces.recording.exports import (
     check_published_target,
     earlier_summary,
     export_recording,
+    exports_are_whole,
     publish_recording,
 )
 from stream2llm_sdk.traces.recording.questions import Question
 from stream2llm_sdk.traces.recording.recorder import Outcome, OutcomeSource, Recorder, RecorderSpec
 from stream2llm_sdk.traces.recording.recording import RecordingFolder
+from stream2llm_sdk.traces.recording.recording_config import writing
 from stream2llm_sdk.traces.recording.summary import RecordingSummary
 
 __all__ = ["RecordingProgress", "record_here", "run_recording"]
@@ -146,18 +149,25 @@ async def run_recording(
     """
     if not questions:
         raise ConfigurationError("there are no questions to record")
-    recording = await _in_thread(lambda: RecordingFolder.begin(folder, spec.tag, spec.settings(), questions))
+    asks_urls = getattr(spec, "asks_urls", False)  # a spec whose questions' pages do not matter need not say so
+    recording = await _in_thread(
+        lambda: RecordingFolder.begin(folder, spec.tag, spec.settings(), questions, asks_urls=asks_urls)
+    )
     try:
         if publish is not None:
             check_published_target(publish, recording)
         to_do = [one for one in questions if not recording.is_done(one.question_id, retry_failed=retry_failed)]
         if to_do:
-            recording.discard_exports()
+            with writing(folder):
+                recording.discard_exports()
             await _ask(recording, outcomes(spec, to_do), len(questions), len(to_do), on_progress)
-        summary = None if to_do else earlier_summary(recording)
+            await _in_thread(recording.sync)
+        summary = None if to_do else await _in_thread(lambda: earlier_summary(recording))
         if summary is None:
             figures = await measure(recording) if measure is not None else {}
             summary = await _in_thread(lambda: export_recording(recording, figures))
+        elif not await _in_thread(partial(exports_are_whole, recording, summary)):
+            summary = await _in_thread(lambda: export_recording(recording))
         if publish is not None and summary.num_traces:
             dropped = await _in_thread(lambda: publish_recording(recording, publish))
             if on_published is not None:

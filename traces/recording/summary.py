@@ -20,7 +20,7 @@ _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>]+[^\s'\"<>.,;:)]", re.IGNORE
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _SIZE = re.compile(r"(?<![\w.=])\d[\d,.]*\d|(?<![\w.=])\d")
 _STATUS = re.compile(r"HTTP \d{3}")
-_MAX_KIND_CHARACTERS = 120
+_MAX_KIND_CHARACTERS, _MAX_REASON_CHARACTERS = 120, 240
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +80,17 @@ def summary_of(
 ) -> RecordingSummary:
     """Counts what became of questions."""
     num_questions = num_failed = num_updates = num_source_failures = 0
-    failed: Counter[str] = Counter()
-    sources: Counter[str] = Counter()
+    failed, sources = _Reasons(), _Reasons()
     for _, outcome in outcomes:
         num_questions += 1
         if isinstance(outcome, RecordingError):
             num_failed += 1
-            failed[kind_of_reason(outcome.reason)] += 1
+            failed.add(outcome.reason)
         else:
             num_updates += sum(bool(timed.update.chunks) for timed in outcome.updates)
         num_source_failures += len(outcome.failures)
-        sources.update(kind_of_reason(failure.reason) for failure in outcome.failures)
+        for failure in outcome.failures:
+            sources.add(failure.reason)
     return RecordingSummary(
         folder,
         num_questions,
@@ -98,8 +98,8 @@ def summary_of(
         num_failed,
         num_updates,
         num_source_failures,
-        _by_count(failed),
-        _by_count(sources),
+        failed.by_count(),
+        sources.by_count(),
         dict(figures),
     )
 
@@ -113,10 +113,28 @@ def kind_of_reason(reason: str) -> str:
     kind = _SIZE.sub("N", kind)
     for status in statuses:
         kind = kind.replace("HTTP STATUS", status, 1)
-    if len(kind) > _MAX_KIND_CHARACTERS:
-        kind = kind[: _MAX_KIND_CHARACTERS - 1] + "…"
-    return kind
+    return _cut(kind, _MAX_KIND_CHARACTERS)
 
 
-def _by_count(counts: Counter[str]) -> dict[str, int]:
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+class _Reasons:
+    """Counts reasons by kind. A kind whose cases all have the same words is called by them."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._words: dict[str, str | None] = {}
+
+    def add(self, reason: str) -> None:
+        kind, words = kind_of_reason(reason), _cut(" ".join(reason.split()), _MAX_REASON_CHARACTERS)
+        self._counts[kind] += 1
+        if self._words.setdefault(kind, words) != words:
+            self._words[kind] = None
+
+    def by_count(self) -> dict[str, int]:
+        counts: Counter[str] = Counter()
+        for kind, count in self._counts.items():
+            counts[self._words[kind] or kind] += count
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
