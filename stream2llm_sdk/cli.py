@@ -47,7 +47,7 @@ def main(
     """Retrieval that streams into the model while it is still running."""
 
 
-@app.command()
+@app.command(short_help="Answer a question with streaming and without.")
 def demo(
     question: Annotated[str, typer.Option(help="The question to answer.")] = DEFAULT_QUESTION,
     url: Annotated[
@@ -108,10 +108,10 @@ def demo(
         json_file.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
 
 
-app.command()(calibrate)
-app.command()(replay)
-app.command()(report)
-app.command()(reproduce)
+app.command(short_help="Measure what preemption costs on this machine.")(calibrate)
+app.command(short_help="Replay traces on a model, or in virtual time.")(replay)
+app.command(short_help="Make a page of figures of one run, or of several.")(report)
+app.command(short_help="Run the published matrix again, in virtual time.")(reproduce)
 app.add_typer(index_app)
 app.add_typer(trace_app)
 

@@ -43,7 +43,7 @@ EmbedderOption = Annotated[
 BeamOption = Annotated[int, typer.Option(min=1, help="W: nodes read from disk at once.")]
 
 
-@app.command()
+@app.command(short_help="Print what an index holds and how it was built.")
 def info(directory: IndexArgument, json_file: JsonOption = None) -> None:
     """Print what an index holds and how it was built, after checking its files."""
     console = Console()
@@ -159,7 +159,7 @@ def _show(console: Console, rank: int, chunk: Chunk) -> None:
     console.print(f"    {text if len(text) <= width else text[: width - 1] + '…'}\n", markup=False, highlight=False)
 
 
-@app.command("eval")
+@app.command("eval", short_help="Measure recall and latency.")
 def evaluate_index(
     directory: IndexArgument,
     queries: Annotated[
@@ -239,4 +239,4 @@ def _show_evaluation(console: Console, found: Evaluation) -> None:
     )
 
 
-app.command()(build)
+app.command(short_help="Build an index, or go on with a build.")(build)

@@ -16,16 +16,16 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="record",
-    help="Record traces: ask questions, and keep what was retrieved for each, and when.",
+    help="Record traces: what is retrieved for questions, and when.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
 
-app.command()(crawl)
-app.command()(anns)
+app.command(short_help="Record crawls: searches and pages, with their times.")(crawl)
+app.command(short_help="Record vector searches: every pool, with its times.")(anns)
 
 
-@app.command()
+@app.command(short_help="Write what has been recorded so far as traces.")
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a recording, finished or not.")],
     published: PublishedOption = None,

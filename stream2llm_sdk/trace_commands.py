@@ -44,7 +44,7 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command(short_help="Print what a workload is like.")
 def stats(
     path: Annotated[Path, typer.Argument(help=SOURCE_HELP)],
     tokenizer: Annotated[
