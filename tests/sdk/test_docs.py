@@ -118,7 +118,7 @@ def test_a_command_says_what_it_and_all_its_options_do(path: str) -> None:
         assert parameter.name == "help" or (parameter.help or "").strip().endswith((".", "?")), parameter.name
 
 
-@pytest.mark.parametrize("path", COMMANDS)
+@pytest.mark.parametrize("path", [path for path in COMMANDS if " " in path])
 def test_a_list_of_commands_says_each_one_whole_in_eighty_columns(path: str) -> None:
     assert not COMMANDS[path].get_short_help_str(limit=62).endswith("...")
 
