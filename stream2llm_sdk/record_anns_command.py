@@ -134,6 +134,10 @@ def anns(
         _refuse_without_effect(context, gate, corpus)
         if search_list_size < k and is_given(context, "search_list_size"):
             raise ConfigurationError(f"-L {search_list_size} is less than -k {k}: L is at least k")
+        if cold and (concurrency or 1) > 1:
+            raise ConfigurationError(
+                f"--concurrency {concurrency} with --cold: each search would drop what the others have read; leave one out"
+            )
         options = SearchOptions(
             k=k,
             search_list_size=max(k, search_list_size),

@@ -107,7 +107,7 @@ def test_a_corpus_is_indexed_once_and_its_searches_recorded_and_published(tmp_pa
         (("--filter", "{"), "--filter '{': not JSON"),
         (("--filter", '{"year": 1}'), "no column 'year'; its columns are: part"),
         (("--concurrency", "4097"), "concurrency=4097"),
-        (("--cold", "--concurrency", "2"), "concurrency=2 with cold=True"),
+        (("--cold", "--concurrency", "2"), "--concurrency 2 with --cold"),
         (("--ray-actors", "2"), "--ray-actors is for recordings on Ray"),
         (("--api-key-env", "KEY"), "--api-key-env is for endpoints"),
         (("--embedder", "sentence-transformers:"), "embedder 'sentence-transformers:': give"),
