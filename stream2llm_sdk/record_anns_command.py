@@ -136,7 +136,7 @@ def anns(
             raise ConfigurationError(f"-L {search_list_size} is less than -k {k}: L is at least k")
         if cold and (concurrency or 1) > 1:
             raise ConfigurationError(
-                f"--concurrency {concurrency} with --cold: each search would drop what the others have read; leave one out"
+                f"--concurrency {concurrency} with --cold: each would drop what the others have read; leave one out"
             )
         options = SearchOptions(
             k=k,
