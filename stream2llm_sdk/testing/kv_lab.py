@@ -28,11 +28,12 @@ _REQUEST = "prompt"
 class SlotState(StrEnum):
     """What one token's place in a KV block holds.
 
-    KEPT: KV that was there before the change, and is good after it.
-    NEW: KV that was computed after the change.
-    VOID: KV that was good before the change, and is not any more.
-    WAITING: nothing yet: the last token of an open prompt is held back until more comes, or the prompt's end.
-    FREE: nothing of this prompt.
+    Attributes:
+        KEPT: KV that was there before the change, and is good after it.
+        NEW: KV that was computed after the change.
+        VOID: KV that was good before the change, and is not any more.
+        WAITING: nothing yet: the last token of an open prompt is held back until more comes, or the prompt's end.
+        FREE: nothing of this prompt.
     """
 
     KEPT = "kept"
@@ -44,7 +45,12 @@ class SlotState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KVBlock:
-    """A physical block of the KV cache, and what each of its slots holds."""
+    """A physical block of the KV cache, and what each of its slots holds.
+
+    Attributes:
+        block_id: its number in the cache.
+        slots: one for each token that it has room for.
+    """
 
     block_id: int
     slots: tuple[SlotState, ...]
@@ -147,7 +153,12 @@ class KVLab:
         self.close()
 
     def open(self, ids: Sequence[int], *, max_tokens: int = 8) -> KVSnapshot:
-        """Sends the head of the prompt."""
+        """Sends the head of the prompt.
+
+        Args:
+            ids: its tokens.
+            max_tokens: output tokens that `finish` will ask for.
+        """
         flags = {
             "is_streaming_prompt": True,
             "is_streaming_prompt_finished": False,
@@ -159,7 +170,11 @@ class KVLab:
         return self._settled((), content)
 
     def change(self, ids: Sequence[int], *, is_replace: bool) -> KVSnapshot:
-        """Sends what a `PromptChange` says: tokens to put behind the others, or in place of all.
+        """Sends what a `PromptChange` says.
+
+        Args:
+            ids: tokens to put behind the others, or in place of all.
+            is_replace: whether they are in place of all.
 
         Raises:
             ConfigurationError: the engine refuses the change.
@@ -187,7 +202,12 @@ class KVLab:
         return list(self._driver.outputs[_REQUEST])
 
     def expected_output(self, prompt_ids: Sequence[int], num_tokens: int = 8) -> list[int]:
-        """What `finish` returns of a correct engine that was sent the whole prompt at once."""
+        """What `finish` returns of a correct engine that was sent the whole prompt at once.
+
+        Args:
+            prompt_ids: the whole prompt.
+            num_tokens: output tokens.
+        """
         return self._driver.expected_output(prompt_ids, num_tokens)
 
     def close(self) -> None:
