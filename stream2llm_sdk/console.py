@@ -1,16 +1,18 @@
-"""How commands show errors to people."""
+"""What commands share: how they show errors to people, and how they read options."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 from rich.console import Console
 
-from stream2llm_sdk.errors import Stream2LLMError
+from stream2llm_sdk.errors import ConfigurationError, Stream2LLMError
 
-__all__ = ["STOPPED", "is_given", "shown_errors"]
+__all__ = ["STOPPED", "is_given", "json_object", "shown_errors"]
 
 STOPPED = 130
 """The exit status that shells expect of a command that Ctrl-C ended."""
@@ -32,3 +34,20 @@ def is_given(context: typer.Context, name: str) -> bool:
     """Whether the user gave the option of this parameter, rather than leaving it at its default."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
+
+
+def json_object(option: str, text: str | None) -> dict[str, Any] | None:
+    """The object that an option such as '--filter' gives as JSON; None where it was not given.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{option} {text!r:.200}: not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"{option} {text!r:.200}: give a JSON object")
+    return found

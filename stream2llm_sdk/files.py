@@ -11,7 +11,7 @@ from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError
 
-__all__ = ["FolderLock", "read_json_object", "require_own_folder", "require_writable", "write_json"]
+__all__ = ["FolderLock", "read_json_object", "require_makeable", "require_own_folder", "require_writable", "write_json"]
 
 
 def require_writable(file: Path, name: str) -> None:
@@ -99,6 +99,21 @@ class FolderLock:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def require_makeable(folder: Path, name: str) -> None:
+    """Says before the work that a folder could not be made, or not written.
+
+    Args:
+        folder: the folder, which need not be there.
+        name: what named it, for the error.
+
+    Raises:
+        ConfigurationError: what there is of its path is no folder, or may not be written.
+    """
+    above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise ConfigurationError(f"{name}: nothing may be written in {above}: name a folder elsewhere")
 
 
 def require_own_folder(folder: Path, own_files: Iterable[str], what: str) -> None:

@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from stream2llm_sdk.console import shown_errors
-from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.console import json_object, shown_errors
 from stream2llm_sdk.files import require_writable
 from stream2llm_sdk.index_build_command import build
 
@@ -113,7 +112,7 @@ def search(
         from stream2llm_sdk.retrievers.diskann.index import DiskANNIndex
         from stream2llm_sdk.retrievers.diskann.search import SearchOptions
 
-        wanted = _filter(filter_json)
+        wanted = json_object("--filter", filter_json)
         options = SearchOptions(k, max(k, search_list_size), beam_width, gate=None)
         with DiskANNIndex.open(directory, embedder=_embedder(embedder, directory)) as index:
             index.warm_up(options)
@@ -136,18 +135,6 @@ def _embedder(spec: str | None, directory: Path) -> Embedder | None:
     from stream2llm_sdk.retrievers.embedding import embedder_of
 
     return None if spec is None else embedder_of(spec, directory)
-
-
-def _filter(text: str | None) -> dict[str, object] | None:
-    if text is None:
-        return None
-    try:
-        wanted = json.loads(text)
-    except ValueError as error:
-        raise ConfigurationError(f"--filter {text!r:.200}: not JSON: {error}") from error
-    if not isinstance(wanted, dict):
-        raise ConfigurationError(f"--filter {text!r:.200}: give a JSON object")
-    return wanted
 
 
 def _show(console: Console, rank: int, chunk: Chunk) -> None:

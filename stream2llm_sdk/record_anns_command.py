@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from stream2llm_sdk.console import is_given
+from stream2llm_sdk.console import is_given, json_object
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.record_ray_options import RayActorsOption, RayOption, outcome_source
 from stream2llm_sdk.record_run import (
@@ -145,7 +143,7 @@ def anns(
             gate=EmissionGate(gate_expansions, gate_rank) if gate else None,
             early_stop=EarlyStop() if early_stop else None,
         )
-        wanted = _filter(filter_json)
+        wanted = json_object("--filter", filter_json)
         asked = read_questions(questions, column=column, limit=limit, sample=sample, seed=seed)
         outcomes = outcome_source(
             ray, ray_actors, cpus_per_actor=float(concurrency or 1), batch_size=_BATCH * (concurrency or 1)
@@ -184,27 +182,13 @@ def _refuse_without_effect(context: typer.Context, gate: bool, corpus: str | Non
 
 def _check_out(out: Path, index: Path) -> None:
     """Says before hours of building that the recording could not be written."""
-    from stream2llm_sdk.files import require_own_folder
+    from stream2llm_sdk.files import require_makeable, require_own_folder
     from stream2llm_sdk.traces.recording.recording import CONFIG_FILE
 
     if out.resolve() == index.resolve():
         raise ConfigurationError(f"--out {out} is the folder of the index too: name another one")
     require_own_folder(out, (CONFIG_FILE,), "recording")
-    above = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
-    if not os.access(above, os.W_OK):
-        raise ConfigurationError(f"--out {out}: nothing may be written in {above}: name a folder elsewhere")
-
-
-def _filter(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        wanted = json.loads(text)
-    except ValueError as error:
-        raise ConfigurationError(f"--filter {text!r:.200}: not JSON: {error}") from error
-    if not isinstance(wanted, dict):
-        raise ConfigurationError(f"--filter {text!r:.200}: give a JSON object")
-    return wanted
+    require_makeable(out, f"--out {out}")
 
 
 def _spec(

@@ -6,7 +6,7 @@ from typing import Any
 
 from stream2llm_sdk.errors import MissingExtraError
 
-__all__ = ["require_matplotlib", "require_pyarrow"]
+__all__ = ["require_matplotlib", "require_pyarrow", "require_ray"]
 
 
 def require_pyarrow() -> Any:
@@ -36,3 +36,17 @@ def require_matplotlib() -> Any:
     except ImportError as error:
         raise MissingExtraError("matplotlib", "plots") from error
     return matplotlib
+
+
+def require_ray() -> Any:
+    """The module ray, with Ray Data.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise MissingExtraError("ray", "ray") from error
+    return ray

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from stream2llm_sdk.errors import ConfigurationError, TraceError
-from stream2llm_sdk.files import require_writable
+from stream2llm_sdk.files import require_makeable, require_writable
 from stream2llm_sdk.traces.anns_format import ANNS, anns_maps, read_anns, write_anns
 from stream2llm_sdk.traces.crawler_format import CRAWLER, crawler_files, read_crawler, write_crawler
 from stream2llm_sdk.traces.parquet_format import PARQUET, read_parquet, write_parquet
@@ -166,9 +165,7 @@ def check_target(path: Path, kind: str | None) -> str:
     elif path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise ConfigurationError(f"{str(path)!r} is there already: name a new folder, so that sets do not mix")
     else:
-        above = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
-        if not above.is_dir() or not os.access(above, os.W_OK):
-            raise ConfigurationError(f"{str(path)!r}: nothing may be written in {above}: name a folder elsewhere")
+        require_makeable(path, repr(str(path)))
     return kind
 
 

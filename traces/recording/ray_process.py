@@ -18,12 +18,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from stream2llm_sdk.errors import ConfigurationError, MissingExtraError, RecordingError, RetrievalError, Stream2LLMError
+from stream2llm_sdk.errors import ConfigurationError, RecordingError, RetrievalError, Stream2LLMError
+from stream2llm_sdk.traces.extras import require_ray
 from stream2llm_sdk.traces.recording.child_process import framed, frames, unpacked
 from stream2llm_sdk.traces.recording.questions import Question
 from stream2llm_sdk.traces.recording.recorder import Outcome, Recorder, RecorderSpec
 
-__all__ = ["LOCAL_RAY", "Connected", "Done", "PackedRecorder", "RayJob", "Recorded", "require_ray", "serve"]
+__all__ = ["LOCAL_RAY", "Connected", "Done", "PackedRecorder", "RayJob", "Recorded", "serve"]
 
 LOCAL_RAY = "local"
 """The address that starts a Ray of one's own on this machine, for as long as the recording lasts."""
@@ -207,17 +208,3 @@ class _RecordingActor:
 def _last_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1].rstrip('.') if lines else 'no reason given'}"[:400]
-
-
-def require_ray() -> Any:
-    """The module ray, with Ray Data.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
-    try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        raise MissingExtraError("ray", "ray") from error
-    return ray
