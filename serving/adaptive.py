@@ -66,6 +66,7 @@ class Adaptive:
         self.current: SchedulingPolicy = SRPF()
         self.looks_ahead: LookingAt = self.current.looks_ahead
         self.open_share = self.current.open_share
+        self.follows_output = self.current.follows_output
         self.num_switches = 0
         self.last_switch: Switch | None = None
         self._choices: dict[str, SchedulingPolicy] = {policy.name: policy for policy in (self.current, SVF())}
@@ -94,6 +95,7 @@ class Adaptive:
             return None
         self.current, self._since_s = self._choices[wanted], seen.now_s
         self.looks_ahead, self.open_share = self.current.looks_ahead, self.current.open_share
+        self.follows_output = self.current.follows_output
         self.num_switches += 1
         self.last_switch = Switch(wanted, self._reason())
         return self.last_switch

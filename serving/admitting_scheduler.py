@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from typing import Any
 
 from vllm.v1.request import Request
 
@@ -19,6 +20,10 @@ _UNKNOWN_OUTPUT = 1_024
 
 class AdmittingScheduler(PreemptingScheduler):
     """Foresees the memory of requests, for the plan to admit no more than can end."""
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config, *args, **kwargs)
+        self._may_look_ahead = bool(self.options.get("look_ahead", True))
 
     def _look_ahead(self) -> LookAhead | None:
         """For one plan; None where it would find nothing."""
@@ -55,7 +60,7 @@ class AdmittingScheduler(PreemptingScheduler):
 
     @property
     def _looks_ahead(self) -> str:
-        return self.scheduling_policy.looks_ahead if self.options.get("look_ahead", True) else "none"
+        return self.scheduling_policy.looks_ahead if self._may_look_ahead else "none"
 
     def _is_looked_at(self, request: Request) -> bool:
         """Whether the policy's look-ahead decides on the request, and counts it."""

@@ -6,7 +6,7 @@ it, and all of that passes through here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -119,7 +119,15 @@ class OrderedScheduler(StreamingPromptScheduler):
                 self.shares.charge(self._tenant(self.requests[request_id]), num_tokens)
             self.shares.advance(output.total_num_scheduled_tokens, self.order.tenants)
         if self.scheduling_policy.follows_progress or self._uses_forecasts:
-            self._reorder_all(self.requests[request_id] for request_id in output.num_scheduled_tokens)
+            self._reorder_all(self._moved_by(output))
+
+    def _moved_by(self, output: SchedulerOutput) -> Iterator[Request]:
+        """Those of which a step may have changed the key."""
+        follows_output = self.scheduling_policy.follows_output
+        for request_id, num_tokens in output.num_scheduled_tokens.items():
+            request = self.requests[request_id]
+            if follows_output or request.num_computed_tokens - num_tokens < request.num_prompt_tokens:
+                yield request
 
     def _adapt(self, policy: Adaptive, output: SchedulerOutput) -> None:
         num_unfinished = len(self.requests)

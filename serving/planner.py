@@ -30,13 +30,16 @@ class Candidate:
         is_ready: whether it may be scheduled now.
         needs_slot: whether admitting it takes one of the engine's request slots.
         frees_slot: whether preempting it returns a slot.
+        takes_one: whether it runs and wants one token, as one that decodes does.
         is_idle: an open stream that waits for its next chunk.
         is_guarded: it lost its KV before and has not got past that point yet.
         tenant: who it belongs to.
         completion_s: when its prompt is expected to be complete, on the monotonic clock.
         admission: its number in the order of admission.
         rank: its place among those that hold KV, set by the planner when it looks for victims.
-        takes_one: whether it runs and wants one token, as one that decodes does.
+
+    What stands behind `takes_one` is asked of those only whose KV may be taken; the tenant, of all where there are
+    several.
     """
 
     request: Request
@@ -47,16 +50,13 @@ class Candidate:
     is_ready: bool
     needs_slot: bool
     frees_slot: bool
+    takes_one: bool = False
     is_idle: bool = False
     is_guarded: bool = False
     tenant: str = ""
     completion_s: float = 0.0
     admission: int = 0
     rank: int = 0
-    takes_one: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.takes_one = self.is_running and self.is_ready and self.num_wanted == 1
 
 
 @dataclass(slots=True)
@@ -94,7 +94,8 @@ class Plan:
         victims: whose KV goes, in the order of eviction.
         is_forced: whether nobody could have been served by the rules, so that one takes what it needs from whoever
             has it.
-        num_blocks_short: blocks that it takes beyond those that were free.
+        num_blocks: blocks that it takes.
+        num_blocks_short: those of them beyond the ones that were free.
         nothing_to_compute: requests of which the prefix cache turned out to hold all that may be computed now.
         trimmed: requests that got less than they wanted.
     """
@@ -105,6 +106,7 @@ class Plan:
     nothing_to_compute: list[Request] = field(default_factory=list)
     trimmed: set[str] = field(default_factory=set)
     is_forced: bool = False
+    num_blocks: int = 0
     num_blocks_short: int = 0
 
     def limit(self, request_id: str, num_wanted: int) -> int:
@@ -142,7 +144,8 @@ class Planner:
 
     def plan(self, candidates: Iterable[Candidate], holders: Holders, limits: Limits, plan: Plan | None = None) -> Plan:
         """The plan of one step. `candidates` come in the order in which they are to be served; no more of them are
-        asked for than can be. `plan`, if given, is filled while they are."""
+        asked for than can be. `plan`, if given, is filled while they are; it may serve some already, which run, come
+        first and need nobody's memory."""
         return _Walk(self._kv, self._victim_order, holders, limits, Plan() if plan is None else plan).run(candidates)
 
 
@@ -153,12 +156,11 @@ class _Walk:
         self.kv = kv
         self.limits = limits
         self.plan = plan
-        self.num_tokens = limits.num_tokens
+        self.num_tokens = limits.num_tokens - sum(plan.num_tokens.values())
         self.num_open_tokens = limits.num_open_tokens or limits.num_tokens
         self.num_slots = limits.num_slots
-        self.num_free = kv.num_free
+        self.num_free = kv.num_free - plan.num_blocks
         self.num_running = limits.num_running
-        self._num_taken = 0
         self._admits = False
         self._victim_order = victim_order
         self._all_holders = holders
@@ -182,7 +184,7 @@ class _Walk:
                 if not has_room and takes_blocks and self.num_free > (watermark if self._admits else 0):
                     has_room = True
                     self.num_free -= 1
-                    self._num_taken += 1
+                    self.plan.num_blocks += 1
                 if has_room:
                     served[request_id] = 1
                     num_decoding += 1
@@ -200,7 +202,7 @@ class _Walk:
                     stuck.append(candidate)
         if not served:
             self._force(stuck)
-        self.plan.num_blocks_short = max(0, self._num_taken - self.kv.num_free)
+        self.plan.num_blocks_short = max(0, self.plan.num_blocks - self.kv.num_free)
         return self.plan
 
     def _force(self, stuck: list[Candidate]) -> None:
@@ -252,7 +254,7 @@ class _Walk:
         if self.limits.shares is not None:
             self.limits.shares.moved(candidate.tenant, num_blocks)
         self.num_free -= num_blocks
-        self._num_taken += num_blocks
+        self.plan.num_blocks += num_blocks
         self.num_tokens -= num_new
         self.num_open_tokens -= num_new if candidate.num_held_back else 0
         self.num_slots -= candidate.needs_slot
@@ -275,17 +277,20 @@ class _Walk:
         """As many of `num_new` tokens as can get blocks, and how many blocks that takes; adds to `victims`."""
         # vLLM serves what runs before it admits what waits, which must find the watermark free then.
         beside_others = self._admits if candidate.is_running else self.num_running > 0
-        reserve = self.limits.watermark_blocks if beside_others else 0
-        available = self.num_free - reserve + sum(num_reclaimed for _, num_reclaimed in victims)
-
-        def num_needed(num_tokens: int) -> int:
-            return self.kv.num_needed(candidate.request, num_computed, num_tokens, hit, self.limits.lookahead_tokens)
-
-        needed = num_needed(num_new)
+        available = self.num_free - (self.limits.watermark_blocks if beside_others else 0)
+        lookahead = self.limits.lookahead_tokens
+        needed = self.kv.num_needed(candidate.request, num_computed, num_new, hit, lookahead)
+        if needed <= available:
+            return num_new, needed
+        available += sum(num_reclaimed for _, num_reclaimed in victims)
         if needed > available:
             available += self._evict_for(candidate, needed, needed - available, victims)
         if needed <= available:
             return num_new, needed
+
+        def num_needed(num_tokens: int) -> int:
+            return self.kv.num_needed(candidate.request, num_computed, num_tokens, hit, lookahead)
+
         low, high = 0, num_new - 1
         while low < high:
             middle = (low + high + 1) // 2

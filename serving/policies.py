@@ -76,7 +76,8 @@ class SchedulingPolicy(Protocol):
         plans_plain_requests: whether steps without any open stream are planned too. Where a policy's order of plain
             requests is vLLM's own, such steps are left to vLLM.
         plans_when_short: whether steps without any open stream are planned when memory is short.
-        follows_progress: whether keys change with the tokens that a step computes.
+        follows_progress: whether keys change with the prompt tokens that a step computes.
+        follows_output: whether they change with its output tokens as well.
         uses_forecasts: whether keys depend on what is expected of open prompts or of outputs.
         looks_ahead: what is admitted only if it and all that were admitted can run to their ends in the memory there
             is: "all", "complete" requests (open ones give way to them anyway), or "none".
@@ -88,6 +89,7 @@ class SchedulingPolicy(Protocol):
     plans_plain_requests: bool
     plans_when_short: bool
     follows_progress: bool
+    follows_output: bool
     uses_forecasts: bool
     looks_ahead: LookingAt
     open_share: float
@@ -102,6 +104,7 @@ class _Policy:
     plans_plain_requests = False
     plans_when_short = True
     follows_progress = False
+    follows_output = False
     uses_forecasts = False
     looks_ahead: LookingAt = "none"
     open_share = 1.0
@@ -144,6 +147,7 @@ class MCPS(_Policy):
     name = "MCPS"
     plans_plain_requests = True
     follows_progress = True
+    follows_output = True
 
     def key(self, standing: Standing) -> Key:
         return (standing.request.priority, -standing.request.num_computed_tokens)
@@ -154,6 +158,7 @@ class SJF(_Policy):
 
     name = "SJF"
     plans_plain_requests = True
+    follows_output = True
     uses_forecasts = True
 
     def key(self, standing: Standing) -> Key:
@@ -165,6 +170,7 @@ class SVF(_Policy):
 
     name = "SVF"
     plans_plain_requests = True
+    follows_output = True
     uses_forecasts = True
     looks_ahead: LookingAt = "all"
 

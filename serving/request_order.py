@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ class RequestOrder:
     def __init__(self) -> None:
         self._lists: dict[str, list[Entry]] = {}
         self._places: dict[str, tuple[str, SortKey]] = {}
+        self._first_changed = 0
 
     def __len__(self) -> int:
         return len(self._places)
@@ -42,6 +44,18 @@ class RequestOrder:
         if len(self._lists) == 1:
             return iter(next(iter(self._lists.values())))
         return heapq.merge(*self._lists.values(), key=_KEY)
+
+    def starting_at(self, index: int) -> Iterator[Entry]:
+        """The same without the first `index`, which must all be one tenant's."""
+        if index == 0:
+            return iter(self)
+        (entries,) = self._lists.values()
+        return islice(entries, index, None)
+
+    def take_num_unchanged(self) -> int:
+        """Leading entries that are the same, at the same places, as when this was asked last."""
+        num_unchanged, self._first_changed = self._first_changed, len(self._places)
+        return min(num_unchanged, len(self._places))
 
     def by_share(
         self, shares: FairShare, num_served: Callable[[str], int], can_wait: Callable[[Request], bool]
@@ -85,17 +99,23 @@ class RequestOrder:
             if _lies_between(entries, index, key):  # often: being admitted does not change who comes first
                 entries[index] = key, request
                 self._places[request_id] = tenant, key
+                self._first_changed = min(self._first_changed, index)
                 return
         self.discard(request_id)
         self._places[request_id] = tenant, key
-        insort(self._lists.setdefault(tenant, []), (key, request), key=_KEY)
+        entries = self._lists.setdefault(tenant, [])
+        index = bisect_left(entries, key, key=_KEY)
+        entries.insert(index, (key, request))
+        self._first_changed = min(self._first_changed, index)
 
     def discard(self, request_id: str) -> None:
         place = self._places.pop(request_id, None)
         if place is not None:
             tenant, key = place
             entries = self._lists[tenant]
-            del entries[bisect_left(entries, key, key=_KEY)]
+            index = bisect_left(entries, key, key=_KEY)
+            del entries[index]
+            self._first_changed = min(self._first_changed, index)
             if not entries:
                 del self._lists[tenant]
 

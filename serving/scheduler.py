@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -18,6 +19,7 @@ from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.request import Request, RequestStatus
 
 from stream2llm_sdk.serving.admitting_scheduler import AdmittingScheduler
+from stream2llm_sdk.serving.decoding_run import DecodingRun
 from stream2llm_sdk.serving.fair_share import BlockShares
 from stream2llm_sdk.serving.ordered_scheduler import is_admitted
 from stream2llm_sdk.serving.orphans import end_with_parent
@@ -59,6 +61,11 @@ class Stream2LLMScheduler(AdmittingScheduler):
         self._plan: Plan | None = None
         # Candidates of requests that decode: they are the same from step to step.
         self._decoding: dict[str, Candidate] = {}
+        tables, block_size = self.kv.plain_tables
+        takes_one_token = self.num_sampled_tokens_per_step == 1 and not self.num_lookahead_tokens
+        self.decoding_run = DecodingRun(tables, block_size if takes_one_token else 0, self._most_tokens_to_go_on)
+        # Those that stand behind it and decode in this step as well.
+        self._joining: list[Request] = []
         self._plan_failed = False
         # Waiting requests outside the plan, while vLLM schedules it.
         self._num_hidden = 0
@@ -91,6 +98,7 @@ class Stream2LLMScheduler(AdmittingScheduler):
             self._park_idle_streams()
         if not self._needs_plan() or self._plan_failed or self._pause_state == PauseState.PAUSED_ALL:
             self._plan_failed = False
+            self.decoding_run.clear()
             hidden_slots = self._hide_slots_of_parked([request.request_id for request in self.kv_holding_waiting])
             try:
                 output = super().schedule(throttle_prefills)
@@ -125,7 +133,11 @@ class Stream2LLMScheduler(AdmittingScheduler):
     def _schedule_planned(self, throttle_prefills: bool) -> SchedulerOutput:
         if self._uses_forecasts:
             self._refresh_forecasts()
-        plan = Plan()
+        run = self.decoding_run
+        if self.shares.num_tenants > 1:
+            run.clear()  # the tenants take turns
+        run.begin(self.order.take_num_unchanged(), self.max_num_scheduled_tokens, self.kv.num_free)
+        plan = Plan(num_tokens=dict(run.num_tokens), num_blocks=run.num_blocks)
         self.planner.plan(self._candidates(plan), self._holders, self._limits_of_step(), plan)
         for request in plan.nothing_to_compute:
             self._remove_from_queues(request)
@@ -142,6 +154,10 @@ class Stream2LLMScheduler(AdmittingScheduler):
         finally:
             self.num_waiting_for_streaming_input += hidden_slots
             self._show_again(hidden)
+        if len(output.num_scheduled_tokens) == len(plan.num_tokens):
+            run.end(self._joining)
+        else:
+            run.clear()
         # A plan that did not come true (something it cannot see stood in the way) must not be made again for ever.
         # Where only vLLM's sessions hold what others need, vLLM may take it from them.
         self._plan_failed = not output.num_scheduled_tokens and (
@@ -152,7 +168,9 @@ class Stream2LLMScheduler(AdmittingScheduler):
     def _candidates(self, plan: Plan) -> Iterator[Candidate]:
         """What may be scheduled, in the policy's order; where there are several tenants, each in its turn."""
         only_holders = self._pause_state != PauseState.UNPAUSED
-        entries = iter(self.order)
+        entries = self.order.starting_at(len(plan.num_tokens))
+        joining, may_join = self._joining, self.shares.num_tenants <= 1
+        joining.clear()
         if self.shares.num_tenants > 1:
             # Prompts that are open are read ahead of time: that can wait for those whose answers are waited for.
             entries = self.order.by_share(
@@ -160,7 +178,7 @@ class Stream2LLMScheduler(AdmittingScheduler):
             )
         look_ahead = self._look_ahead()
         decoding, running = self._decoding, RequestStatus.RUNNING
-        longest = self.max_model_len - self.num_sampled_tokens_per_step
+        longest = self._most_tokens_to_go_on
         for key, request in entries:
             # Most of what runs decodes, step after step: what was a candidate for one more output token is that again.
             candidate = decoding.get(request.request_id)
@@ -173,8 +191,12 @@ class Stream2LLMScheduler(AdmittingScheduler):
                 and not request.spec_token_ids
             ):
                 yield candidate
+                may_join = may_join and request.request_id in plan.num_tokens
+                if may_join:
+                    joining.append(request)
                 continue
             if not is_admitted(request):
+                may_join = False
                 if only_holders:
                     continue
                 if look_ahead is not None and self._is_looked_at(request):
@@ -188,6 +210,10 @@ class Stream2LLMScheduler(AdmittingScheduler):
             if candidate.takes_one and request.num_output_tokens:
                 decoding[request.request_id] = candidate
             yield candidate
+            may_join = may_join and candidate.takes_one and not candidate.num_held_back
+            may_join = may_join and request.request_id in plan.num_tokens
+            if may_join:
+                joining.append(request)
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         self._decoding.pop(request.request_id, None)
@@ -197,35 +223,57 @@ class Stream2LLMScheduler(AdmittingScheduler):
         """Whose KV may be taken now."""
         for key, request in self.order:
             if self._is_evictable(request, request.status == RequestStatus.RUNNING):
-                yield self._candidate(key, request)
+                yield self._holder(key, request)
         for request in self.parked.values():
             if self._is_evictable(request, running=False):
-                yield self._candidate(self.sort_key(request), request)
+                yield self._holder(self.sort_key(request), request)
+
+    def _holder(self, key: SortKey, request: Request) -> Candidate:
+        """One of the holders, with what is asked of a victim; a parked stream wants nothing."""
+        request_id = request.request_id
+        prompt = self.prompts.get(request_id)
+        holder = self._candidate(key, request)
+        if request_id in self.parked:
+            holder.is_idle, holder.is_ready, holder.num_wanted = True, False, 0
+        else:
+            holder.is_guarded = self._is_guarded(request, prompt)
+        holder.completion_s = math.inf if prompt is None else prompt.completion_s
+        holder.admission = self._admission_order.get(request_id, 0)
+        return holder
 
     def _candidate(self, key: SortKey, request: Request) -> Candidate:
-        request_id = request.request_id
+        """A request of the order as it stands now."""
         running = request.status is RequestStatus.RUNNING
-        prompt = self.prompts.get(request_id)
-        idle = request_id in self.parked
-        keeps_slot = running or (self.use_v2_model_runner and request_id in self._resident)
-        return Candidate(
+        prompt = self.prompts.get(request.request_id)
+        keeps_slot = running or (self.use_v2_model_runner and request.request_id in self._resident)
+        num_wanted = min(self._num_wanted(request), self._room_in_model(request))
+        candidate = Candidate(
             request,
             key,
-            num_wanted=0 if idle else min(self._num_wanted(request), self._room_in_model(request)),
-            num_held_back=1 if prompt is not None and prompt.is_open else 0,
+            num_wanted,
+            num_held_back=0,
             is_running=running,
-            is_ready=running or (not idle and self._is_ready(request)),
+            is_ready=running or self._is_ready(request),
             needs_slot=not keeps_slot,
             frees_slot=keeps_slot,
-            is_idle=idle,
-            is_guarded=not idle and self._is_guarded(request, prompt),
-            tenant="" if prompt is None else prompt.tenant,
-            completion_s=math.inf if prompt is None else prompt.completion_s,
-            admission=self._admission_order.get(request_id, 0),
+            takes_one=running and num_wanted == 1,
         )
+        if prompt is not None:
+            candidate.tenant = prompt.tenant
+            candidate.num_held_back = int(prompt.is_open)
+        return candidate
 
     def _room_in_model(self, request: Request) -> int:
-        return int(self.max_model_len - request.num_computed_tokens - self.num_sampled_tokens_per_step)
+        return self._most_tokens_to_go_on - int(request.num_computed_tokens)
+
+    @cached_property
+    def _most_tokens_to_go_on(self) -> int:
+        """Tokens of the longest sequence that the model has room to go on from."""
+        return int(self.max_model_len - self.num_sampled_tokens_per_step)
+
+    def _handle_invalid_blocks(self, *args: Any, **kwargs: Any) -> Any:
+        self.decoding_run.clear()
+        return super()._handle_invalid_blocks(*args, **kwargs)
 
     def _is_ready(self, request: Request) -> bool:
         """Whether vLLM would schedule this waiting request now; the same questions that it asks, without effects."""
@@ -349,21 +397,20 @@ class Stream2LLMScheduler(AdmittingScheduler):
             self.swap.reset_cache()
         return done
 
-    def _show_only(self, plan: Plan) -> _Hidden:
+    def _show_only(self, plan: Plan) -> list[_HiddenQueue]:
         """Lets vLLM see the waiting requests of the plan only, in the plan's order. Running ones need no hiding:
         `_reserve_prefill_lookahead` gives those outside the plan no tokens."""
-        waiting: list[Request] = []
-        holding: list[Request] = []
-        for request in plan.admitted:
-            (holding if self._holds_kv_blocks(request) else waiting).append(request)
-        hidden = _Hidden(self.waiting, self.kv_holding_waiting, waiting, holding)
-        self._num_hidden = len(self.waiting) + len(self.kv_holding_waiting) - len(waiting) - len(holding)
-        # A queue that is empty anyway hides nothing.
-        if self.waiting:
-            self.waiting = self._queue_of(waiting)
-        if self.kv_holding_waiting:
-            self.kv_holding_waiting = self._queue_of(holding)
         self._plan = plan
+        self._num_hidden = -len(plan.admitted)
+        hidden = []
+        for name, holding in (("waiting", False), ("kv_holding_waiting", True)):
+            queue = getattr(self, name)
+            num_waiting = len(queue)
+            if num_waiting:  # a queue that is empty anyway hides nothing
+                shown = [request for request in plan.admitted if self._holds_kv_blocks(request) is holding]
+                hidden.append(_HiddenQueue(name, queue, shown))
+                self._num_hidden += num_waiting
+                setattr(self, name, self._queue_of(shown))
         return hidden
 
     def _queue_of(self, requests: list[Request]) -> Any:
@@ -372,15 +419,12 @@ class Stream2LLMScheduler(AdmittingScheduler):
             queue.add_request(request)
         return queue
 
-    def _show_again(self, hidden: _Hidden) -> None:
+    def _show_again(self, hidden: list[_HiddenQueue]) -> None:
         self._plan = None
         self._num_hidden = 0
-        waiting, holding = self.waiting, self.kv_holding_waiting
-        self.waiting, self.kv_holding_waiting = hidden.waiting, hidden.kv_holding_waiting
-        if waiting is not self.waiting:
-            _merge(self.waiting, hidden.shown_waiting, waiting)
-        if holding is not self.kv_holding_waiting:
-            _merge(self.kv_holding_waiting, hidden.shown_holding, holding)
+        for name, queue, shown in hidden:
+            _merge(queue, shown, getattr(self, name))
+            setattr(self, name, queue)
 
     def _hide_slots_of_parked(self, served: Collection[str]) -> int:
         """vLLM counts `num_waiting_for_streaming_input` as taken request slots. Parked streams take one only in the
@@ -400,19 +444,18 @@ class Stream2LLMScheduler(AdmittingScheduler):
         return elsewhere
 
 
-class _Hidden(NamedTuple):
-    """vLLM's queues while it sees others, and what those were made of."""
+class _HiddenQueue(NamedTuple):
+    """One of vLLM's queues while vLLM sees another in its place, and what that was made of."""
 
-    waiting: Any
-    kv_holding_waiting: Any
-    shown_waiting: list[Request]
-    shown_holding: list[Request]
+    name: str
+    queue: Any
+    shown: list[Request]
 
 
 def _merge(queue: Any, shown: list[Request], remaining: Any) -> None:
     """Brings a full queue up to date: what vLLM admitted of what it was shown leaves it, what vLLM sent back to waiting
     joins it in front."""
-    left = list(remaining) if remaining else []
+    left = list(remaining)
     for request in shown:
         if request not in left:
             queue.remove_request(request)

@@ -293,15 +293,17 @@ class StreamingPromptScheduler(TracedScheduler):
         self.deferred_waiting.discard(request)
 
     def _park_idle_streams(self) -> None:
-        running: Iterable[Request] = self.running
-        if len(self.prompts) < len(self.running):
-            requests = (self.requests[request_id] for request_id, prompt in self.prompts.items() if prompt.is_open)
-            running = (request for request in requests if request.status is RequestStatus.RUNNING)
-        idle = [request for request in running if self._is_open(request) and self._num_wanted(request) <= 0]
+        # Whoever runs and wants nothing got its last tokens in the step before.
+        idle = []
+        for request_id in self._scheduled_now:
+            if self.prompts[request_id].is_open:
+                request = self.requests[request_id]
+                if request.status is RequestStatus.RUNNING and self._num_wanted(request) <= 0:
+                    idle.append(request)
         if idle:
             leaving = set(idle)
             self.running = [request for request in self.running if request not in leaving]
-            for request in idle:
+            for request in sorted(idle, key=lambda request: self._sequence[request.request_id]):
                 self._park(request)
 
     # ---- held-back token ----------------------------------------------------------------------------------------

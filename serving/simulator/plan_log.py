@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, overload
 
 from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.serving.decoding_run import DecodingRun
 from stream2llm_sdk.serving.planner import Candidate, Limits, Plan
 from stream2llm_sdk.serving.simulator.plan_reasons import PlanReasons
 
@@ -125,6 +126,7 @@ class PlanLog(Sequence[PlannedStep]):
                 "and system='stream2llm'), or leave `plans` out"
             )
         scheduler.planner = _LoggedPlanner(scheduler, self)
+        scheduler.decoding_run = DecodingRun({}, 0, 0)  # each request is to be considered
 
     def add(self, plan: Plan, describe: Callable[[], PlannedStep]) -> None:
         """Keeps what `describe` makes of a plan, if this plan is to be kept."""

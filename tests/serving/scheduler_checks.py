@@ -32,6 +32,7 @@ class SchedulerChecks:
         num_preemptions: KV taken away from streams of which the trail was checked.
         num_tokens_loaded: tokens that came back to them from host memory.
         num_plans: steps that were planned.
+        num_in_run: requests that they served together, without asking each of them.
     """
 
     def __init__(self, prompts: Prompts) -> None:
@@ -42,6 +43,7 @@ class SchedulerChecks:
         self.num_preemptions = 0
         self.num_tokens_loaded = 0
         self.num_plans = 0
+        self.num_in_run = 0
         self._num_free_blocks = self.driver.num_free_blocks()
         self._answered: set[str] = set()
         # A live view: the executor records whatever is sampled for a prompt that is open at that moment.
@@ -102,7 +104,8 @@ class SchedulerChecks:
         make_plan, schedule = scheduler.planner.plan, scheduler.schedule
 
         def planning(candidates: Any, holders: Any, limits: Limits, plan: Plan) -> Plan:
-            keys = dict[str, Any]()
+            self._check_decoding_run(plan)
+            keys = {request.request_id: (key, False) for key, request in scheduler.order}
 
             def seen(all_candidates: Any) -> Any:
                 for candidate in all_candidates:
@@ -129,6 +132,20 @@ class SchedulerChecks:
             return output
 
         scheduler.planner.plan, scheduler.schedule = planning, scheduling
+
+    def _check_decoding_run(self, plan: Plan) -> None:
+        """What is served without being asked is what the plan would have found."""
+        scheduler = self.scheduler
+        run = list(scheduler.decoding_run)
+        self.num_in_run += len(run)
+        assert plan.num_tokens == {request.request_id: 1 for request in run}
+        entries = list(itertools.islice(scheduler.order, len(run)))
+        assert [request for _, request in entries] == run
+        candidates = [scheduler._candidate(key, request) for key, request in entries]
+        assert all(candidate.takes_one and not candidate.num_held_back for candidate in candidates)
+        hit = scheduler.kv.no_hit
+        num_needed = (scheduler.kv.num_needed(request, request.num_computed_tokens, 1, hit) for request in run)
+        assert plan.num_blocks == sum(num_needed) <= scheduler.kv.num_free
 
     def _check_plan(self, plan: Plan, output: Any) -> None:
         victims = {request.request_id for request in plan.victims}

@@ -55,6 +55,7 @@ def candidate(name: str, rank: int, num_wanted: int, *, num_computed: int = 0, *
         "is_ready": True,
         "needs_slot": not changes.get("is_running", False),
         "frees_slot": changes.get("is_running", False),
+        "takes_one": changes.get("is_running", False) and changes.get("is_ready", True) and num_wanted == 1,
         **changes,
     }
     request: Any = SimpleNamespace(request_id=name, num_computed_tokens=num_computed, is_evictable=is_evictable)

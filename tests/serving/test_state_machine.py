@@ -387,6 +387,7 @@ class PromptMachine(RuleBasedStateMachine):
         self.totals["preemptions"] += self.checks.num_preemptions
         self.totals["loaded"] += self.checks.num_tokens_loaded
         self.totals["plans"] += self.checks.num_plans
+        self.totals["decoded together"] += self.checks.num_in_run
         self.totals["more streams than places"] += self.was_crowded
 
     # ---- what the machine knows ---------------------------------------------------------------------------------
