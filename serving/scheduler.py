@@ -210,8 +210,9 @@ class Stream2LLMScheduler(AdmittingScheduler):
             if candidate.takes_one and request.num_output_tokens:
                 decoding[request.request_id] = candidate
             yield candidate
-            may_join = may_join and candidate.takes_one and not candidate.num_held_back
-            may_join = may_join and request.request_id in plan.num_tokens
+            # Who gets the rest of its prompt now decodes in the next step.
+            may_join = may_join and candidate.is_running and not candidate.num_held_back
+            may_join = may_join and plan.num_tokens.get(request.request_id) == candidate.num_wanted
             if may_join:
                 joining.append(request)
 
