@@ -89,8 +89,9 @@ def _chunks(trace: Trace) -> list[Chunk]:
 def check_texts(trace: Trace, *, nul: bool = True) -> None:
     """Raises ConfigurationError where a text is too long, is no Unicode text, or has a NUL byte and must have none."""
     texts = [(name, getattr(trace, name)) for name in ("trace_id", "query", "tenant", "tag")]
+    chunks = {id(chunk): chunk for chunk in _chunks(trace)}  # one that stands in many updates is looked at once
     texts += [
-        (f"chunk {name}", getattr(chunk, name)) for chunk in _chunks(trace) for name in ("text", "source", "title")
+        (f"chunk {name}", getattr(chunk, name)) for chunk in chunks.values() for name in ("text", "source", "title")
     ]
     texts += [
         (f"failure's {name}", getattr(failure, name)) for failure in trace.failures for name in ("source", "reason")

@@ -9,6 +9,7 @@ from typing import Any
 
 from stream2llm_sdk.context import Append, Chunk, ContextMode, Replace
 from stream2llm_sdk.errors import ConfigurationError, TraceError
+from stream2llm_sdk.traces.json_values import is_flat_json
 from stream2llm_sdk.traces.trace import TimedFailure, TimedUpdate, Trace
 
 __all__ = ["row_of", "trace_of"]
@@ -16,6 +17,8 @@ __all__ = ["row_of", "trace_of"]
 _TEXTS = ("trace_id", "query", "tenant", "tag")
 _INTEGERS = ("num_query_tokens", "max_tokens")
 _UPDATES: dict[str, type[Append | Replace]] = {ContextMode.APPEND.value: Append, ContextMode.UPDATE.value: Replace}
+
+_ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 def row_of(trace: Trace) -> dict[str, Any]:
@@ -153,9 +156,11 @@ def _metadata(trace: Trace, chunk: Chunk) -> str | None:
         raise _unfit(trace, "metadata", chunk.metadata, "is no mapping")
     if not chunk.metadata:
         return None
+    if is_flat_json(chunk.metadata):
+        return _ENCODER.encode(chunk.metadata)
     metadata = dict(chunk.metadata)
     try:
-        text = json.dumps(metadata, allow_nan=False)
+        text = _ENCODER.encode(metadata)
         same = json.loads(text) == metadata
     except (TypeError, ValueError, RecursionError):
         same = False

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from stream2llm_sdk.context import Chunk
+from stream2llm_sdk.traces.json_values import is_flat_json
 from stream2llm_sdk.traces.trace import TimedFailure, Trace
 
 __all__ = ["whole_failure", "whole_text", "with_whole_texts"]
@@ -49,18 +50,16 @@ def whole_text(text: str) -> str:
 
 
 def _whole_chunk(chunk: Chunk) -> Chunk:
-    return replace(
-        chunk,
-        text=whole_text(chunk.text),
-        source=whole_text(chunk.source),
-        title=whole_text(chunk.title),
-        metadata=_as_json(chunk.metadata),
-    )
+    text, source, title = map(whole_text, (chunk.text, chunk.source, chunk.title))
+    metadata = _as_json(chunk.metadata)
+    if text is chunk.text and source is chunk.source and title is chunk.title and metadata is chunk.metadata:
+        return chunk
+    return replace(chunk, text=text, source=source, title=title, metadata=metadata)
 
 
-def _as_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    if not metadata:
-        return {}
+def _as_json(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    if is_flat_json(metadata):
+        return metadata
     try:
         found: dict[str, Any] = json.loads(json.dumps(dict(metadata), allow_nan=False, default=str))
     except (TypeError, ValueError, RecursionError):
