@@ -14,6 +14,7 @@ from stream2llm_sdk.context_log import AskedQuestion
 from stream2llm_sdk.placement import DroppedChunk, Fitted
 from stream2llm_sdk.plain_text import clean_text
 from stream2llm_sdk.traces.checked_files import MAX_TEXT_CHARACTERS
+from stream2llm_sdk.traces.json_values import is_flat_json
 from stream2llm_sdk.traces.trace import NUM_TOKENS, TimedFailure, TimedUpdate, Trace
 from stream2llm_sdk.traffic_recording import KeptTexts
 
@@ -183,6 +184,6 @@ def _number_of(score: Any) -> float | None:
 
 def _is_json(value: Any) -> bool:
     try:
-        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+        return is_flat_json(value) or bool(json.loads(json.dumps(value, allow_nan=False)) == value)
     except (TypeError, ValueError, RecursionError):
         return False
