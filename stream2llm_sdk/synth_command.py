@@ -40,6 +40,7 @@ class SearchGap(StrEnum):
 
     FIRST = "first"
     LAST = "last"
+    SPLIT = "split"
 
 
 class Durations(StrEnum):
@@ -99,8 +100,11 @@ def synth(
     ] = 0,
     popularity_exponent: Annotated[float, typer.Option(help="Zipf exponent of shared documents.")] = 1.0,
     search_gap: Annotated[
-        SearchGap, typer.Option(help="The long wait of a vector search: before its first or its last top-k.")
-    ] = SearchGap.LAST,
+        SearchGap,
+        typer.Option(
+            help="The long wait of a vector search: before its first or its last top-k, or split as measured."
+        ),
+    ] = SearchGap.SPLIT,
     durations: Annotated[
         Durations, typer.Option(help="Durations of vector searches: of the 500 that were replayed, or of all.")
     ] = Durations.REPLAYED,

@@ -149,11 +149,15 @@ def _statistics(
 
 
 def _gaps_s(trace: Trace) -> list[float]:
-    """The times between chunks as they were published."""
-    offsets_s = [timed.offset_s for timed in trace.updates]
+    """The times between chunks as they were published: of a search, between the begins of their windows."""
+    times_s = [timed.offset_s for timed in trace.updates]
     if trace.mode is ContextMode.UPDATE:
-        offsets_s = [0.0, *offsets_s[:-1]]
-    return [after - before for before, after in pairwise(offsets_s)]
+        follows_s = [0.0, *times_s[:-1]]
+        times_s = [
+            before_s if timed.begin_s is None else timed.begin_s
+            for timed, before_s in zip(trace.updates, follows_s, strict=True)
+        ]
+    return [after - before for before, after in pairwise(times_s)]
 
 
 def _update_statistics(traces: Sequence[Trace], counts: TokenCounts) -> UpdateStatistics:

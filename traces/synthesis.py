@@ -138,9 +138,11 @@ class _Assembly:
             self._chunk(str(first + name), num_tokens)
             for name, num_tokens in zip(names, search.document_tokens.tolist(), strict=True)
         ]
+        offsets_s = np.cumsum(search.waits_s).tolist()
+        begins_s = [search.before_first_s, *offsets_s[:-1]]
         updates = [
-            TimedUpdate(offset_s, Replace(chunks[number] for number in pool))
-            for offset_s, pool in zip(np.cumsum(search.waits_s).tolist(), search.pools, strict=True)
+            TimedUpdate(offset_s, Replace(chunks[number] for number in pool), begin_s)
+            for offset_s, pool, begin_s in zip(offsets_s, search.pools, begins_s, strict=True)
         ]
         return self._trace("anns", index, updates, fields)
 

@@ -53,10 +53,10 @@ def prompt_tokens(trace: Trace) -> int:
 
 def gaps_s(trace: Trace) -> list[float]:
     """The times between chunks as they were published: of a search, of the windows of all top-k but the last."""
-    offsets_s = [timed.offset_s for timed in trace.updates]
+    times_s = [timed.offset_s for timed in trace.updates]
     if trace.mode is ContextMode.UPDATE:
-        offsets_s = [0.0, *offsets_s[:-1]]
-    return [after - before for before, after in itertools.pairwise(offsets_s)]
+        times_s = [timed.begin_s for timed in trace.updates if timed.begin_s is not None]
+    return [after - before for before, after in itertools.pairwise(times_s)]
 
 
 def statistics(traces: Sequence[Trace]) -> dict[str, list[float]]:
@@ -170,7 +170,7 @@ def test_shared_documents_are_found_by_many_and_popular_ones_by_more() -> None:
     seed=st.integers(0, 10_000),
     max_prompt_tokens=st.integers(1_000, 200_000),
     delay_multiplier=st.floats(0, 50),
-    search_gap=st.sampled_from(["first", "last"]),
+    search_gap=st.sampled_from(["first", "last", "split"]),
     num_documents=st.integers(1, 13),
     num_shared_documents=st.sampled_from([0, 400]),
     popularity_exponent=st.floats(0, 60),
@@ -213,12 +213,17 @@ def test_a_delay_multiplier_leaves_a_crawls_search_and_all_prompts_as_they_are()
 
 
 def test_the_long_wait_of_a_vector_search_is_where_it_was_asked_for() -> None:
-    first, last = (synthesize("anns", 200, seed=5, options=SynthesisOptions(search_gap=g)) for g in ("first", "last"))
+    first, last, split = (
+        synthesize("anns", 200, seed=5, options=SynthesisOptions(search_gap=g)) for g in ("first", "last", "split")
+    )
     assert np.median([t.updates[0].offset_s for t in first]) > 3
     assert np.median([t.duration_s - t.updates[-2].offset_s for t in last if len(t.updates) > 1]) > 3
     assert np.median([t.updates[0].offset_s for t in last]) < 0.1
-    assert synthesize("anns", 200, seed=5) == last
+    assert synthesize("anns", 200, seed=5) == split
+    before_first = [(t.updates[0].begin_s or 0) / t.duration_s for t in split if len(t.updates) > 1]
+    assert before_first == pytest.approx([0.275] * len(before_first))
     assert [t.duration_s for t in first] == pytest.approx([t.duration_s for t in last])
+    assert [t.duration_s for t in first] == pytest.approx([t.duration_s for t in split])
 
 
 def test_a_mixed_load_has_its_share_of_vector_searches() -> None:
