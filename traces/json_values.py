@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from stream2llm_sdk.traces.checked_files import not_unicode
+
 __all__ = ["is_flat_json"]
 
 _TEXTS = {str}
-_SCALARS = {str, int, bool, type(None)}
-_SCALARS_AND_FLOATS = {*_SCALARS, float}
+_SCALARS = {str, int, bool, type(None), float}
 
 
 def is_flat_json(value: Any) -> bool:
@@ -18,7 +19,9 @@ def is_flat_json(value: Any) -> bool:
     if type(value) is not dict or not set(map(type, value)) <= _TEXTS:
         return False
     kinds = set(map(type, value.values()))
-    return kinds <= _SCALARS or (
-        kinds <= _SCALARS_AND_FLOATS
-        and all(map(math.isfinite, (item for item in value.values() if type(item) is float)))
-    )
+    if not kinds <= _SCALARS:
+        return False
+    # JSON makes one character of the two halves of a surrogate pair.
+    texts = "".join([*value, *(item for item in value.values() if type(item) is str)])
+    is_finite = float not in kinds or all(math.isfinite(item) for item in value.values() if type(item) is float)
+    return is_finite and not_unicode(texts) is None

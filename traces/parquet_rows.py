@@ -156,12 +156,10 @@ def _metadata(trace: Trace, chunk: Chunk) -> str | None:
         raise _unfit(trace, "metadata", chunk.metadata, "is no mapping")
     if not chunk.metadata:
         return None
-    if is_flat_json(chunk.metadata):
-        return _ENCODER.encode(chunk.metadata)
-    metadata = dict(chunk.metadata)
+    metadata = chunk.metadata if type(chunk.metadata) is dict else dict(chunk.metadata)
     try:
         text = _ENCODER.encode(metadata)
-        same = json.loads(text) == metadata
+        same = is_flat_json(metadata) or json.loads(text) == metadata
     except (TypeError, ValueError, RecursionError):
         same = False
     if not same:
@@ -191,4 +189,8 @@ def _int64(trace: Trace, name: str) -> int | None:
 
 
 def _unfit(trace: Trace, name: str, value: Any, why: str) -> ConfigurationError:
-    return ConfigurationError(f"trace {trace.trace_id!r:.80}: {name}={value!r:.80} {why}, and cannot be written")
+    try:
+        shown = f"{value!r:.80}"
+    except ValueError:  # an integer of thousands of digits
+        shown = f"<{type(value).__name__}>"
+    return ConfigurationError(f"trace {trace.trace_id!r:.80}: {name}={shown} {why}, and cannot be written")

@@ -298,6 +298,28 @@ def test_texts_that_no_format_holds_are_made_whole(tmp_path: Path) -> None:
     assert (chunk.text, chunk.source) == ("nul \ufffd, half \ufffd, whole \U0001f600", "http://\ufffd")
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [None, 0, {"pair": "\ud83d\ude00"}, {"\ud83d\ude00": 1}, {"deep": {"huge": 10**5000}}],
+    ids=["none", "zero", "pair", "pair as name", "huge"],
+)
+def test_metadata_is_kept_as_it_is_read_back(metadata: Any, tmp_path: Path) -> None:
+    trace = Trace("x", "?", (TimedUpdate(1, Append(Chunk("text", metadata=metadata))),), tag="crawler")
+    with begin(tmp_path) as recording:
+        kept = recording.add(QUESTIONS[0], trace)
+        assert isinstance(kept, Trace)
+        export_recording(recording)
+        assert list(recording.traces()) == list(read_traces(tmp_path / "traces.parquet")) == [kept]
+
+
+def test_a_number_that_is_too_long_is_a_failure_of_its_question(tmp_path: Path) -> None:
+    trace = Trace("x", "?", (TimedUpdate(1, Append(Chunk("text", metadata={"huge": 10**5000}))),), tag="crawler")
+    with begin(tmp_path) as recording:
+        kept = recording.add(QUESTIONS[0], trace)
+    assert isinstance(kept, RecordingError)
+    assert "metadata=<dict> is not what JSON holds" in kept.reason
+
+
 def test_a_trace_that_cannot_be_written_is_a_failure_of_its_question(tmp_path: Path) -> None:
     with begin(tmp_path) as recording:
         kept = recording.add(QUESTIONS[0], trace_for(QUESTIONS[0], "x" * ((1 << 24) + 1)))

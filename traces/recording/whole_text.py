@@ -60,8 +60,17 @@ def _whole_chunk(chunk: Chunk) -> Chunk:
 def _as_json(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     if is_flat_json(metadata):
         return metadata
+    if not metadata:
+        return {}
     try:
         found: dict[str, Any] = json.loads(json.dumps(dict(metadata), allow_nan=False, default=str))
     except (TypeError, ValueError, RecursionError):
-        return {str(key): whole_text(str(value)) for key, value in metadata.items()}
+        return {_as_text(key): _as_text(value) for key, value in metadata.items()}
     return found
+
+
+def _as_text(value: Any) -> str:
+    try:
+        return whole_text(str(value))
+    except Exception:  # an integer of thousands of digits, an object that cannot show itself
+        return f"<{type(value).__name__}>"
