@@ -75,7 +75,7 @@ def anns(
     seed: SeedOption = 0,
     k: Annotated[int, typer.Option("--k", "-k", min=1, help="Documents in the context.")] = 10,
     search_list_size: Annotated[
-        int, typer.Option("--search-list-size", "-L", min=1, help="L: larger finds more and takes longer.")
+        int, typer.Option("--search-list-size", "-L", min=1, help="L, at least k: larger finds more and takes longer.")
     ] = 100,
     beam_width: Annotated[int, typer.Option(min=1, help="W: nodes read from disk at once.")] = 4,
     gate: Annotated[
@@ -117,7 +117,7 @@ def anns(
     physical core of its own where there are enough, which no other recording of this user on the machine takes; and the
     process that writes everything down keeps off these CPUs. The disk, the last cache and the memory's bandwidth stay
     common to all. So at the end some questions are searched again, alone and among others: `disturbance` in the summary
-    is how many times longer a search took among others, 1 being not at all (not on a Ray cluster).
+    is how many times longer a search took among others, 1 being not at all (not on Ray, nor for fewer than 5).
 
     A recording that ends early, by Ctrl-C, an error or kill -9, goes on with the same command; the building of the
     index too. --limit may be raised, and --concurrency, --ray and the index's place changed, when it goes on.
@@ -148,10 +148,12 @@ def anns(
         outcomes = outcome_source(
             ray, ray_actors, cpus_per_actor=float(concurrency or 1), batch_size=_BATCH * (concurrency or 1)
         )
+        spec = _spec(index, options, wanted, embedder, api_key_env, cold, concurrency or (1 if ray or cold else None))
+        if ray is None:
+            spec.check_cpus()
         if corpus is not None:
             _check_out(out, index)
             _build(corpus, index, embedder, api_key_env, passage_tokens, corpus_limit, filterable, skip_bad)
-        spec = _spec(index, options, wanted, embedder, api_key_env, cold, concurrency or (1 if ray or cold else None))
         record(
             spec,
             asked,

@@ -78,6 +78,25 @@ def test_where_the_recording_goes_is_looked_at_before_the_index_is_built(tmp_pat
         assert not (tmp_path / "index").exists()
 
 
+def test_how_many_search_at_once_is_looked_at_before_the_index_is_built(tmp_path: Path) -> None:
+    corpus, index = tmp_path / "corpus.jsonl", tmp_path / "index"
+    corpus.write_text(json.dumps({"text": "A page."}) + "\n")
+    done = run(
+        asked(tmp_path, 2), "--out", tmp_path / "out", "--index", index, "--corpus", corpus, "--concurrency", "4097"
+    )
+    assert done.exit_code != 0
+    assert "disturb each other's times" in done.output
+    assert not index.exists()
+
+
+def test_few_searches_tell_nothing_about_disturbance(tmp_path: Path) -> None:
+    corpus, index, out = tmp_path / "corpus.jsonl", tmp_path / "index", tmp_path / "out"
+    corpus.write_text("".join(json.dumps({"text": d.text}) + "\n" for d in documents()))
+    done = run(asked(tmp_path, 2), "--out", out, "--index", index, "--corpus", corpus, *OPTIONS)
+    assert done.exit_code == 0, done.output
+    assert "disturbance" not in json.loads((out / "summary.json").read_text())["figures"]
+
+
 def without_times(traces: Sequence[Trace]) -> list[object]:
     return [(t.trace_id, t.query, [(u.iterations, u.update) for u in t.updates]) for t in traces]
 

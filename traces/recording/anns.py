@@ -36,7 +36,7 @@ __all__ = ["MAX_DISTURBANCE", "SearchRecorder", "SearchSpec", "default_concurren
 MAX_DISTURBANCE = 1.1
 """Above this, searches that ran at the same time have disturbed each other's times noticeably."""
 
-_SAMPLE = 32
+_SAMPLE, _LEAST_SAMPLE = 32, 5
 _SAMPLE_S = 20.0
 
 
@@ -125,13 +125,17 @@ class SearchSpec:
             ConfigurationError: there are fewer CPUs than searches at once.
             Stream2LLMError: the index cannot be opened.
         """
-        job = self.job
-        if self.concurrency > len(job.cpus):
+        self.check_cpus()
+        return SearchRecorder(await SearchPool.start(self.job, self.concurrency), self.concurrency)
+
+    def check_cpus(self) -> None:
+        """Raises ConfigurationError where this machine has fewer CPUs than searches at once."""
+        num_cpus = len(self.job.cpus)
+        if self.concurrency > num_cpus:
             raise ConfigurationError(
-                f"concurrency={self.concurrency}: {len(job.cpus)} CPUs may be used, and searches that share one "
-                f"disturb each other's times; give at most {len(job.cpus)}"
+                f"concurrency={self.concurrency}: {num_cpus} CPUs may be used, and searches that share one "
+                f"disturb each other's times; give at most {num_cpus}"
             )
-        return SearchRecorder(await SearchPool.start(job, self.concurrency), self.concurrency)
 
 
 class SearchRecorder:
@@ -174,10 +178,10 @@ class SearchRecorder:
         of their search while every process searches and answers are being written down, over its time alone.
 
         Both are measured now, one after the other, so that both find the same in the page cache. Takes up to a minute.
-        None where nothing is found for any of them.
+        None where there are fewer than 5 for which something is found: their times would tell little.
         """
         sample = await self._warmed(questions[:: -(-len(questions) // _SAMPLE) or 1])
-        if not sample:
+        if len(sample) < _LEAST_SAMPLE:
             return None
         alone = [(await self.record(question)).duration_s for question in sample]
         async with asyncio.TaskGroup() as group:
@@ -211,7 +215,7 @@ class SearchRecorder:
 
 async def measured_disturbance(spec: SearchSpec, recording: RecordingFolder) -> dict[str, float]:
     """For `run_recording(measure=…)`: the figure `disturbance` of `SearchRecorder.disturbance`, for some of what was
-    recorded; nothing where nothing was."""
+    recorded; nothing where that was too little."""
     questions = await asyncio.to_thread(_sample_of, recording)
     if not questions:
         return {}
