@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import multiprocessing
 import os
 import threading
@@ -74,6 +75,10 @@ def quieten() -> None:
     for name, value in _QUIET_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\..*")
+    if os.environ["VLLM_LOGGING_LEVEL"] == _QUIET_ENVIRONMENT["VLLM_LOGGING_LEVEL"]:
+        # What a machine without a GPU is told while vLLM is imported, before its own logging is set up.
+        for name in ("vllm.triton_utils.importing", "torch.utils.cpp_extension"):
+            logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def require_vllm() -> None:
