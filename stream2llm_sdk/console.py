@@ -12,7 +12,7 @@ from rich.console import Console
 
 from stream2llm_sdk.errors import ConfigurationError, Stream2LLMError
 
-__all__ = ["STOPPED", "is_given", "json_object", "shown_errors"]
+__all__ = ["STOPPED", "counted", "is_given", "json_object", "shown_errors"]
 
 STOPPED = 130
 """The exit status that shells expect of a command that Ctrl-C ended."""
@@ -28,6 +28,11 @@ def shown_errors() -> Iterator[None]:
         console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
         console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error
+
+
+def counted(number: int, noun: str) -> str:
+    """So many of something: "1 trace", "1,200 traces"."""
+    return f"{number:,} {noun if number == 1 else noun + 's'}"
 
 
 def is_given(context: typer.Context, name: str) -> bool:

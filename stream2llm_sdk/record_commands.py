@@ -39,14 +39,11 @@ def export(
             export_recording,
             publish_recording,
         )
-        from stream2llm_sdk.traces.recording.recording import RecordingFolder
+        from stream2llm_sdk.traces.recording.recording import RecordingFolder, why_no_trace
 
         with RecordingFolder.open(folder) as recording:
             if not recording.num_traces:
-                raise ConfigurationError(
-                    f"{folder}: no trace has been recorded in it yet, of {len(recording):,} questions that have been "
-                    "asked: go on with the command that records"
-                )
+                raise ConfigurationError(f"{folder}: {why_no_trace(folder, len(recording))}")
             if published is not None:
                 check_published_target(published, recording)
             summary = export_recording(recording)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from stream2llm_sdk.option_names import OptionNames, Phrase
+
 __all__ = ["with_option_names"]
 
 _OPTIONS = {
@@ -39,12 +41,43 @@ _OPTIONS = {
     "user_agent": "--user-agent",
 }
 
-_LONG_NAMES = "|".join(name for name in _OPTIONS if "_" in name)
-_WORDS = "|".join(name for name in _OPTIONS if "_" not in name)
-# A name that is an ordinary word, too, is the argument only where a value follows.
-_ARGUMENT = re.compile(rf"(?<![\w./-])(?:(?:{_LONG_NAMES})(?![\w/-])|(?:{_WORDS})(?==(?!=)))")
+
+def _networks(found: re.Match[str]) -> str:
+    return " ".join(f"--allow-network={network}" for network in re.findall(r'"([^"]*)"', found[1]))
+
+
+_INDEX_DIGEST = 'index="[0-9a-f]{64}"'
+_PHRASES: tuple[Phrase, ...] = (
+    # The settings that a recording was begun with, as `check_settings` writes them.
+    (rf"with {_INDEX_DIGEST}, not with {_INDEX_DIGEST}", "with another --index"),
+    (
+        r'\bgate=\{"min_stable_expansions": (\d+), "min_rank_factor": ([^,}]+)\}',
+        r"--gate --gate-expansions=\1 --gate-rank=\2",
+    ),
+    (r"\bearly_stop=\{[^{}]*\}", "--early-stop"),
+    (r"\ballow_networks=(\[[^\[\]]*\])", _networks),
+    (r"\bfilter=(\{.*?\})(?=, not |; |\. )", r"--filter='\1'"),
+    (r"\bcold=true\b", "--cold"),
+    (r"\brespect_robots=true\b", "--robots"),
+    (r"\bwithout respect_robots\b", "with --no-robots"),
+    (r"\bwithout max_page_tokens\b", "with --max-page-tokens=0"),
+    (rf"(?<=\bwithout )({'|'.join(_OPTIONS)})(?=[,;.] )", lambda found: _OPTIONS[found[0]]),
+    # Other ways out.
+    (r"\bgive api_key=, or set (?=TAVILY_API_KEY)", "set "),
+    (
+        r"\bdoes not exist: (.+) is no index, or its build did not finish; build the index again with build_index\(\)",
+        r"does not exist: \1 is no index, or its build did not finish: give --corpus CORPUS, or build it with "
+        r"`stream2llm index build CORPUS --out \1`",
+    ),
+    (r"\bwith build_index\(\)", "with `stream2llm index build`"),
+    (
+        r"\bBuild it with filterable=\('(.+)', …\)",
+        r"Build another one: `stream2llm index build CORPUS --out DIR --filterable \1`",
+    ),
+)
+_NAMES = OptionNames(_OPTIONS, _PHRASES)
 
 
 def with_option_names(text: str) -> str:
     """A text with the command line's options in place of the arguments that code would give."""
-    return _ARGUMENT.sub(lambda found: _OPTIONS[found[0]], text)
+    return _NAMES(text)

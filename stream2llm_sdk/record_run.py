@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from stream2llm_sdk.console import STOPPED, shown_errors
-from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.option_names import called_by_options
 from stream2llm_sdk.record_option_names import with_option_names
 from stream2llm_sdk.record_progress import RecordingBar, show_recording
 
@@ -61,25 +61,18 @@ RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Ask again whe
 @contextmanager
 def shown_record_errors() -> Iterator[None]:
     """Shows errors as `shown_errors` does, with the command's options in place of the arguments that code gives."""
-    with shown_errors(), _named_options():
+    with shown_errors(), called_by_options(with_option_names):
         yield
-
-
-@contextmanager
-def _named_options() -> Iterator[None]:
-    try:
-        yield
-    except ConfigurationError as error:
-        error.args = (with_option_names(str(error)), *error.args[1:])
-        raise
 
 
 def check_something_recorded(summary: RecordingSummary) -> None:
     """Ends the command with status 1 where nothing could be recorded for any question, and says so."""
     if summary.num_questions and not summary.num_traces:
+        from stream2llm_sdk.traces.recording.summary import nothing_recorded
+
         says = (
-            f"Nothing could be recorded for any of the {summary.num_questions:,} questions: see above why, and "
-            "failures.csv. With other options the same folder begins anew."
+            f"{nothing_recorded(summary.num_questions).capitalize()}: see above why, and failures.csv. With other "
+            "options the same folder begins anew."
         )
         Console(stderr=True).print(says, style="bold red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1)
@@ -104,7 +97,7 @@ def record(
     from stream2llm_sdk.traces.recording.run import record_here, run_recording
 
     console, dropped = Console(), list[str]()
-    with _named_options(), RecordingBar(Console(stderr=True)) as bar:
+    with RecordingBar(Console(stderr=True)) as bar:
         try:
             summary = asyncio.run(
                 run_recording(

@@ -16,8 +16,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from stream2llm_sdk.console import STOPPED, shown_errors
+from stream2llm_sdk.console import STOPPED, counted, shown_errors
 from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.option_names import OptionNames, called_by_options
 from stream2llm_sdk.trace_options import (
     SOURCE_HELP,
     ArrivalsOption,
@@ -37,6 +38,24 @@ if TYPE_CHECKING:
 __all__ = ["replay", "show_run"]
 
 _GIB = 1 << 30
+
+_NAMES = OptionNames(
+    {
+        "concurrency": "--concurrency",
+        "delay_multiplier": "--delay-multiplier",
+        "max_tokens": "--max-tokens",
+        "on_error": "--on-error",
+        "rate_per_s": "--rate",
+        "seed": "--seed",
+        "tenant": "--tenant",
+        "time_scale": "--time-scale",
+        "variation": "--variation",
+    },
+    (
+        (r"\blike arrivals=Arrivals\(rate_per_s=1\)", "like --rate 1, or --arrivals FILE"),
+        (r"\bgive a tokenizer that counts its text", "give --model MODEL, whose tokenizer counts its text"),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,23 +135,25 @@ def replay(
     with shown_errors():
         if host_kv_gib is not None and not 0 < host_kv_gib < math.inf:
             raise ConfigurationError(f"--host-kv-gib {host_kv_gib}: give more than 0, or leave it out")
-        options = ReplayOptions(
-            streaming=streaming,
-            delay_multiplier=delay_multiplier,
-            time_scale=time_scale,
-            arrivals=_arrivals(rate, variation, arrivals, arrivals_are),
-            seed=seed,
-            max_tokens=max_tokens,
-            concurrency=concurrency,
-            tenant=tenant,
-            on_error=on_error,
-        )
+        with called_by_options(_NAMES):
+            options = ReplayOptions(
+                streaming=streaming,
+                delay_multiplier=delay_multiplier,
+                time_scale=time_scale,
+                arrivals=_arrivals(rate, variation, arrivals, arrivals_are),
+                seed=seed,
+                max_tokens=max_tokens,
+                concurrency=concurrency,
+                tenant=tenant,
+                on_error=on_error,
+            )
         found = read(traces, form, skip_bad, limit)
         if found.skipped:
-            console.print(f"[yellow]{len(found.skipped):,} traces cannot be read and are skipped[/]")
+            console.print(f"[yellow]skipped {counted(len(found.skipped), 'trace')}, which cannot be read[/]")
         work = _simulated if simulate else _served
         try:
-            run = asyncio.run(work(console, list(found), options, serving, out))
+            with called_by_options(_NAMES):
+                run = asyncio.run(work(console, list(found), options, serving, out))
         except KeyboardInterrupt:
             how = "begins anew" if simulate else "continues"
             console.print(f"[yellow]stopped; the same command {how} the run in {escape(str(out))}[/]")
@@ -288,7 +309,9 @@ def _bar(console: Console) -> Iterator[Callable[[ReplayProgress], None]]:
 def show_run(console: Console, run: ReplayRun) -> None:
     """Prints a run's figures, and what keeps them from being taken at face value."""
     figures = run.summary()
-    table = Table("seconds", "P50", "P95", "P99", title=f"{figures['num_requests']:,} requests, {run.state.value}")
+    table = Table(
+        "seconds", "P50", "P95", "P99", title=f"{counted(figures['num_requests'], 'request')}, {run.state.value}"
+    )
     for title, metric in (
         ("TTFT from complete context", "ttft_from_context_complete"),
         ("TTFT from the question", "ttft_from_request"),

@@ -12,12 +12,14 @@ from rich.console import Console
 
 from stream2llm_sdk.console import is_given, shown_errors
 from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.option_names import called_by_options
 from stream2llm_sdk.trace_options import (
     ArrivalsOption,
     DropOption,
     Numbers,
     NumbersOption,
     ToOption,
+    with_trace_options,
     write,
 )
 
@@ -115,7 +117,8 @@ def synth(
         from stream2llm_sdk.traces.synthesis import OutputLength, SynthesisOptions, synthesize
         from stream2llm_sdk.traces.trace_set import check_target
 
-        check_target(out, to and to.value)
+        with called_by_options(with_trace_options):
+            check_target(out, to and to.value)
         _check_options(context, kind)
         length: int | OutputLength | None = max_tokens
         if output_spread is not None:

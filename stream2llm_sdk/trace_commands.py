@@ -14,6 +14,7 @@ from rich.console import Console
 from stream2llm_sdk.console import shown_errors
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.files import require_writable
+from stream2llm_sdk.option_names import called_by_options
 from stream2llm_sdk.record_commands import app as record_app
 from stream2llm_sdk.synth_command import synth
 from stream2llm_sdk.trace_options import (
@@ -28,6 +29,7 @@ from stream2llm_sdk.trace_options import (
     SkipOption,
     ToOption,
     read,
+    with_trace_options,
     write,
 )
 
@@ -110,7 +112,8 @@ def convert(
         from stream2llm_sdk.traces.arrivals_file import read_arrival_times, with_arrivals, write_arrival_times
         from stream2llm_sdk.traces.trace_set import check_target
 
-        kind = check_target(target, to and to.value)
+        with called_by_options(with_trace_options):
+            kind = check_target(target, to and to.value)
         if arrivals_out is not None:
             require_writable(arrivals_out, "--arrivals-out")
         delays = arrivals_are is Numbers.DELAYS

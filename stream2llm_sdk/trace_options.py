@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+from stream2llm_sdk.console import counted
+from stream2llm_sdk.option_names import OptionNames, called_by_options
 
 if TYPE_CHECKING:
     from stream2llm_sdk.traces.trace import Trace
@@ -27,6 +31,7 @@ __all__ = [
     "SkipOption",
     "ToOption",
     "read",
+    "with_trace_options",
     "write",
 ]
 
@@ -66,19 +71,35 @@ NumbersOption = Annotated[
     Numbers, typer.Option("--arrivals-are", help="Waits since the arrival before, as published, or times.")
 ]
 
+_NAMES = OptionNames(
+    {"kind": "--from", "limit": "--limit"},
+    (
+        (r"\bsay which kind, .*", lambda found: re.sub(r"'(\w+)'", r"--to \1", found[0])),
+        (r"\bdrop=True\b", "--drop"),
+        (r"(?<=must be at least 1, or )None for all", "left out for all"),
+    ),
+)
+
+
+def with_trace_options(text: str) -> str:
+    """A text about the reading and writing of traces with the options in place of the arguments of code."""
+    return _NAMES(text)
+
 
 def read(path: Path, form: Form | None, skip_bad: bool, limit: int | None) -> TraceSet:
     """Reads traces as the options say."""
     from stream2llm_sdk.traces.trace_set import read_traces
 
-    return read_traces(path, kind=form and form.value, on_error="skip" if skip_bad else "raise", limit=limit)
+    with called_by_options(with_trace_options):
+        return read_traces(path, kind=form and form.value, on_error="skip" if skip_bad else "raise", limit=limit)
 
 
 def write(console: Console, traces: Sequence[Trace], target: Path, to: Form | None, drop: bool) -> None:
     """Writes traces, and says what was written and what left out."""
     from stream2llm_sdk.traces.trace_set import write_traces
 
-    dropped = write_traces(traces, target, kind=to and to.value, drop=drop)
-    console.print(f"{len(traces):,} traces written to {escape(str(target))}")
+    with called_by_options(with_trace_options):
+        dropped = write_traces(traces, target, kind=to and to.value, drop=drop)
+    console.print(f"{counted(len(traces), 'trace')} written to {escape(str(target))}")
     if dropped:
         console.print(f"[yellow]left out:[/] {escape(', '.join(dropped))}")

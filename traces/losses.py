@@ -40,14 +40,15 @@ def numbered(
 def losses(pairs: Iterable[tuple[Trace, Trace]]) -> tuple[str, ...]:
     """Names what differs between traces and what would be read back, with the number of traces it differs in."""
     counts = Counter(loss for trace, read in pairs for loss in _differences(trace, read))
-    return tuple(f"{loss} (of {count:,})" for loss, count in counts.most_common())
+    by_count = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(f"{loss} (of {count:,})" for loss, count in by_count)
 
 
 def refuse_losses(found: tuple[str, ...], form: str, *, drop: bool) -> None:
     """Raises ConfigurationError where something would be lost without having been asked for."""
     if found and not drop:
         raise ConfigurationError(
-            f"the {form} format does not hold {', '.join(found)}. Give drop=True (--drop) to leave that out, "
+            f"the {form} format does not hold {', '.join(found)}. Give drop=True to leave that out, "
             "or write a .parquet file, which holds everything"
         )
 

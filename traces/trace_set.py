@@ -193,15 +193,12 @@ def _items(path: Path, kind: str | None) -> Iterable[Trace | TraceError]:
 
 def _recorded(folder: Path) -> Path:
     """The traces of a recording, where the folder is one of such; else the folder."""
-    from stream2llm_sdk.traces.recording.recording import CONFIG_FILE, TRACES_FILE
+    from stream2llm_sdk.traces.recording.recording import CONFIG_FILE, TRACES_FILE, why_not_exported
 
     if not (folder / CONFIG_FILE).is_file():
         return folder
     if not (folder / TRACES_FILE).is_file():
-        raise TraceError(
-            f"this recording's {TRACES_FILE} is not written yet: `stream2llm trace record export {folder}` writes it",
-            file=folder,
-        )
+        raise TraceError(why_not_exported(folder), file=folder)
     return folder / TRACES_FILE
 
 
@@ -213,13 +210,24 @@ def _seen_kind(path: Path) -> str:
             return found[0]
         names = {CRAWLER: "query_*.csv", ANNS: "query_trace_map_*.json", TRAFFIC: "traffic-*.jsonl"}
         if not found:
-            raise TraceError(f"neither {' nor '.join(names.values())} is in it", file=path)
+            raise TraceError(_why_no_kind(path, [*names.values(), "a recording"]), file=path)
         reason = f"{' and '.join(names[kind] for kind in found)} are in it: give kind={_choices(found)}"
         raise TraceError(reason, file=path)
     kinds = {".parquet": PARQUET, ".json": ANNS}
     if path.suffix not in kinds:
         raise TraceError(f"its name does not say what it is: give kind={_choices()}", file=path)
     return kinds[path.suffix]
+
+
+def _why_no_kind(folder: Path, looked_for: Sequence[str]) -> str:
+    if not any(folder.iterdir()):
+        return (
+            "it is empty. If an application records its traffic there, no question was recorded, or sampled, yet: read "
+            "it later"
+        )
+    if files := sorted(folder.glob("*.parquet")):
+        return f"neither {' nor '.join(looked_for)} is in it: name a .parquet file itself, such as {files[0]}"
+    return f"neither {' nor '.join(looked_for)} is in it, and a .parquet file is named itself"
 
 
 def _choices(kinds: Sequence[str] = FORMATS) -> str:

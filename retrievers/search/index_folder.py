@@ -18,7 +18,7 @@ from typing import TypeVar
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.files import FolderLock
 
-__all__ = ["read_index", "write_index"]
+__all__ = ["holds_index", "read_index", "write_index"]
 
 Index = TypeVar("Index")
 
@@ -59,6 +59,11 @@ def write_index(folder: Path, write: Callable[[Path], None]) -> None:
             raise
         _sync(folder)
         _remove_others(folder, made.name)
+
+
+def holds_index(folder: Path) -> bool:
+    """Whether a folder is one that `write_index` made; whether what it holds can be read is not looked at."""
+    return (folder / _POINTER).is_file()
 
 
 def read_index(folder: Path, read: Callable[[Path], Index]) -> Index:

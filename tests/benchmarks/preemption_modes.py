@@ -47,7 +47,7 @@ def loads() -> dict[str, dict[str, Any]]:
     return {
         "crawler": crawler,
         "anns": {
-            "requests": lambda draw: requests("anns", 400, 2.0, draw, delay_multiplier=30.0),
+            "requests": lambda draw: requests("anns", 400, 2.0, draw, delay_multiplier=30.0, search_gap="last"),
             "num_gpu_blocks": 60_000,
             "max_num_batched_tokens": 8_192,
             "costs": H200_LLAMA_8B,

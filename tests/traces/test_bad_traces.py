@@ -225,7 +225,7 @@ def test_what_is_no_set_of_traces_says_so(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("notes")
     for name, match in (
-        ("empty", "neither"),
+        ("empty", "it is empty"),
         ("notes.txt", "kind="),
         ("missing", "no such file"),
         ("x\0", "missing|no"),

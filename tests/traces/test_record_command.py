@@ -21,10 +21,12 @@ from web_server import WebServer
 
 from stream2llm_sdk.cli import app
 from stream2llm_sdk.console import STOPPED
+from stream2llm_sdk.context import Append, Chunk
 from stream2llm_sdk.errors import RecordingError
 from stream2llm_sdk.files import FolderLock
 from stream2llm_sdk.record_option_names import with_option_names
-from stream2llm_sdk.traces import RecordingFolder, read_traces
+from stream2llm_sdk.traces import RecordingFolder, TimedUpdate, Trace, read_traces
+from stream2llm_sdk.traces.recording.exports import export_recording
 from stream2llm_sdk.traces.recording.questions import Question
 
 ON_LOOPBACK = ("--allow-network", "127.0.0.0/8", "--no-robots", "--max-depth", "0", "--workers", "1")
@@ -88,7 +90,7 @@ async def test_a_growing_limit_goes_on_and_other_settings_do_not(web: WebServer,
     assert sorted(web.requests) == ["/0", "/1", "/2", "/3"]
     assert "is not among the 3 to be asked" in (await run_beside(*command, "--limit", 3, code=1)).output
     refused = await run_beside(*command, "--max-pages", 3, code=1)
-    assert "was begun with --max-pages=10 and cannot go on with 3" in refused.output
+    assert "was begun with --max-pages=10, not with --max-pages=3. A recording goes on" in refused.output
     with FolderLock(tmp_path / "out"):
         assert "is in use" in (await run_beside(*command, code=1)).output
 
@@ -112,7 +114,9 @@ async def test_a_growing_limit_goes_on_and_other_settings_do_not(web: WebServer,
         (("q.csv", "--search", "urls:http://a", "--allow-network", "loopback"), "loopback"),
         (("q.csv", "--search", "urls:http://a", "--user-agent", "é"), "printable ASCII"),
         (("q.csv", "--search", "urls:http://a", "--published", "full"), "'full' is there already"),
-        (("q.csv", "--search", "tavily"), "TAVILY_API_KEY"),
+        (("q.csv", "--search", "tavily"), "Tavily needs a key: set TAVILY_API_KEY in the environment"),
+        (("q.csv", "--search", "local:full"), "'full' holds no saved index of pages. For a folder of HTML say where"),
+        (("q.csv", "--search", "local:full"), "is served: local:full@BASE_URL"),
     ],
 )
 def test_what_cannot_work_is_said_and_leaves_the_folder_free(
@@ -135,20 +139,39 @@ def test_exporting_what_is_no_recording_is_refused(tmp_path: Path) -> None:
 
 def test_exporting_what_has_no_trace_is_refused_and_writes_nothing(tmp_path: Path) -> None:
     question = Question("0", "Why?")
+    with RecordingFolder.begin(tmp_path / "out", "crawler", {}, [question]):
+        pass
+    arguments = ("record", "export", tmp_path / "out", "--published", tmp_path / "published")
+    for refused in (arguments, ("stats", tmp_path / "out")):
+        assert "no question has been asked in it yet: go on with the command" in run(*refused, code=1).output
     with RecordingFolder.begin(tmp_path / "out", "crawler", {}, [question]) as recording:
         recording.add(question, RecordingError("the search found no page"))
     files = sorted(tmp_path.rglob("*"))
-    arguments = ("record", "export", tmp_path / "out", "--published", tmp_path / "published")
-    assert "no trace has been recorded in it yet, of 1 questions" in run(*arguments, code=1).output
+    says = "nothing could be recorded for the only question: record again, with the same command and --retry-failed"
+    for refused in (arguments, ("stats", tmp_path / "out")):
+        assert says in run(*refused, code=1).output
     assert sorted(tmp_path.rglob("*")) == files
-    assert "`stream2llm trace record export" in run("stats", tmp_path / "out", code=1).output
+
+
+def test_reading_what_recorded_nothing_names_the_failures_and_what_is_not_exported_the_export(tmp_path: Path) -> None:
+    asked = [Question(str(number), "Why?") for number in range(3)]
+    with RecordingFolder.begin(tmp_path / "out", "crawler", {}, asked) as recording:
+        recording.add(asked[0], RecordingError("the search found no page"))
+        recording.add(asked[1], RecordingError("the search found no page"))
+        export_recording(recording)
+    says = "nothing could be recorded for any of the 2 questions, failures.csv says why: record again"
+    assert says in run("stats", tmp_path / "out", code=1).output
+    with RecordingFolder.begin(tmp_path / "out", "crawler", {}, asked) as recording:
+        recording.add(asked[2], Trace("2", "Why?", (TimedUpdate(0.5, Append(Chunk("text", "http://a"))),)))
+        # Also while it is recorded, by whoever holds the folder.
+        assert "`stream2llm trace record export" in run("stats", tmp_path / "out", code=1).output
 
 
 async def test_nothing_recorded_is_a_failure_and_binds_no_options(web: WebServer, tmp_path: Path) -> None:
     file = questions_file(tmp_path, [(web.add("/0", article(0)),)])
     command = ("record", "crawl", file, "--out", tmp_path / "out", *ON_LOOPBACK[2:])
     failed = await run_beside(*command, code=1)
-    assert "Nothing could be recorded for any of the 1 questions" in failed.output
+    assert "Nothing could be recorded for the only question: see above why" in failed.output
     assert not web.requests
     await run_beside(*command, *ON_LOOPBACK[:2], "--retry-failed", "--scope", "site")
     settings = json.loads((tmp_path / "out" / "recording.json").read_text())["settings"]
@@ -181,6 +204,21 @@ async def test_a_full_disk_is_told_without_a_traceback(web: WebServer, tmp_path:
             "a sample of the filter, my_max_pages, /a/user_agent/b",
             "a sample of the filter, my_max_pages, /a/user_agent/b",
         ),
+        (
+            'begun with gate={"min_stable_expansions": 16, "min_rank_factor": 2.5}, not without gate; and',
+            "begun with --gate --gate-expansions=16 --gate-rank=2.5, not without --gate; and",
+        ),
+        (
+            'with allow_networks=["127.0.0.0/8", "::1/128"], not without allow_networks. A',
+            "with --allow-network=127.0.0.0/8 --allow-network=::1/128, not without --allow-network. A",
+        ),
+        ("with respect_robots=true, not without respect_robots.", "with --robots, not with --no-robots."),
+        ('without early_stop, not with early_stop={"patience": 2}', "without --early-stop, not with --early-stop"),
+        (
+            'without filter, not with filter={"year": {"$gte": 1}}. A',
+            """without --filter, not with --filter='{"year": {"$gte": 1}}'. A""",
+        ),
+        (f'with index="{"a" * 64}", not with index="{"b" * 64}"', "with another --index"),
     ],
 )
 def test_arguments_are_called_by_their_options(text: str, shown: str) -> None:

@@ -131,7 +131,9 @@ def test_a_corpus_is_indexed_once_and_its_searches_recorded_and_published(tmp_pa
         (("--api-key-env", "KEY"), "--api-key-env is for endpoints"),
         (("--embedder", "sentence-transformers:"), "embedder 'sentence-transformers:': give"),
         (("--embedder", "sparse"), "sparse.npz"),
-        (("--index", "nowhere"), "nowhere is no index"),
+        (("--index", "nowhere"), "nowhere is no index, or its build did not finish: give --corpus CORPUS, or build it"),
+        (("--index", "nowhere"), "`stream2llm index build CORPUS --out "),
+        (("--filter", '{"year": 1}'), "`stream2llm index build CORPUS --out DIR --filterable year`"),
     ],
 )
 def test_what_cannot_work_is_told_with_the_value_and_the_way_out(

@@ -185,10 +185,18 @@ def test_half_a_line_that_a_full_disk_took_is_forgotten(tmp_path: Path) -> None:
 
 def test_other_settings_or_questions_are_refused_by_name(tmp_path: Path) -> None:
     add(tmp_path, *QUESTIONS[:4])
-    with pytest.raises(ConfigurationError, match=r"was begun with search='urls' and cannot go on with 'tavily'"):
+    with pytest.raises(ConfigurationError, match=r'was begun with search="urls", not with search="tavily"\. A rec'):
         begin(tmp_path, search="tavily")
-    with pytest.raises(ConfigurationError, match="was begun with depth=None and cannot go on with 2"):
+    with pytest.raises(ConfigurationError, match=r"was begun without depth, not with depth=2\. A recording"):
         begin(tmp_path, depth=2)
+    with pytest.raises(
+        ConfigurationError, match=r'without depth, not with depth=2; with networks=\["a", "b"\], not wit'
+    ):
+        begin(tmp_path, depth=2, networks=())
+    with pytest.raises(ConfigurationError, match=r"was begun with depth=null, not with depth=\{\}\. A recording"):
+        begin(tmp_path, depth={})
+    with pytest.raises(ConfigurationError, match=r"without d, not with d=0; and 2 more\. A recording"):
+        begin(tmp_path, **dict.fromkeys("abcdef", 0))
     with pytest.raises(ConfigurationError, match="holds a recording of 'crawler', not 'anns'"):
         RecordingFolder.begin(tmp_path, "anns", SETTINGS, QUESTIONS)
     with pytest.raises(ConfigurationError, match="question '3', which is not among the 3 to be asked"):

@@ -160,6 +160,24 @@ def test_the_command_simulates_and_writes_the_folder(tmp_path: Path) -> None:
     assert "engine." in again.output
 
 
+@pytest.mark.parametrize(
+    ("arrival_s", "says"),
+    [
+        (None, "has no arrival_s: say when questions come, like --rate 1, or --arrivals FILE"),
+        (0.0, "has no num_tokens: give --model MODEL, whose tokenizer counts its text"),
+    ],
+)
+def test_what_traces_lack_is_said_with_the_option_that_gives_it(
+    tmp_path: Path, arrival_s: float | None, says: str
+) -> None:
+    updates = (TimedUpdate(0.5, Append(Chunk("some text", "https://a.org"))),)
+    write_traces([Trace("a", "why?", updates, arrival_s=arrival_s)], tmp_path / "texts.parquet")
+    command = ["replay", str(tmp_path / "texts.parquet"), "--simulate", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "400"})
+    assert result.exit_code == 1
+    assert says in " ".join(result.output.split())
+
+
 def invoke(tmp_path: Path, *arguments: str, **environment: str) -> tuple[int, str]:
     write_traces([crawl()], tmp_path / "traces.parquet")
     command = ["replay", str(tmp_path / "traces.parquet"), "--simulate", "--out", str(tmp_path / "out"), *arguments]
@@ -168,7 +186,8 @@ def invoke(tmp_path: Path, *arguments: str, **environment: str) -> tuple[int, st
 
 
 def test_the_environment_chooses_the_policy_of_a_simulation(tmp_path: Path) -> None:
-    assert invoke(tmp_path, SCHEDULER_TYPE="SJF")[0] == 0
+    code, output = invoke(tmp_path, SCHEDULER_TYPE="SJF")
+    assert (code, "1 request, complete" in output) == (0, True)
     assert RunFolder.open(tmp_path / "out").config()["engine"]["policy"] == "SJF"
     code, output = invoke(tmp_path, SCHEDULER_TYPE="LIFO")
     assert (code, "LIFO" in output) == (1, True)
@@ -180,6 +199,8 @@ def test_the_environment_chooses_the_policy_of_a_simulation(tmp_path: Path) -> N
         (["--host-kv-gib", "-1"], "--host-kv-gib -1.0: give more than 0"),
         (["--hardware", "CALIBRATION"], "--model is missing: CALIBRATION was measured with a/model"),
         (["--hardware", "CALIBRATION", "--model", "MODEL"], "--num-blocks is missing"),
+        (["--time-scale", "0"], "--time-scale=0.0: give a finite number above 0"),
+        (["--rate", "-1"], "--rate=-1.0 must be finite and above 0"),
     ],
 )
 def test_what_cannot_be_simulated_is_said_in_the_commands_words(

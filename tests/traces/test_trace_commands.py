@@ -84,7 +84,10 @@ def test_convert_says_what_it_drops(tmp_path: Path) -> None:
     write_traces([trace], tmp_path / "a.parquet")
     out = ("convert", tmp_path / "a.parquet", tmp_path / "out", "--to", "crawler")
     assert "does not hold tenant (of 1)" in run(*out, status=1)
-    assert "left out: tenant (of 1)" in run(*out, "--drop")
+    assert "Give --drop to leave that out" in run(*out, status=1)
+    dropped = run(*out, "--drop")
+    assert "left out: tenant (of 1)" in dropped
+    assert "1 trace written" in dropped
 
 
 def test_where_nothing_can_be_written_is_said_before_the_work(crawls: Path, tmp_path: Path) -> None:
@@ -94,6 +97,29 @@ def test_where_nothing_can_be_written_is_said_before_the_work(crawls: Path, tmp_
     assert "--json" in run("stats", tmp_path / "no traces", "--json", tmp_path, status=1)
     assert "say which kind" in run("convert", tmp_path / "no traces", tmp_path / "out", status=1)
     assert "new folder" in run("synth", "crawler", "--out", crawls, "--to", "crawler", status=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("convert", "crawls", "out"), "say which kind, --to crawler, --to anns or --to parquet"),
+        (("stats", "crawls", "--from", "parquet"), "--from='parquet' is a file, which this is not"),
+        (("stats", "crawls", "--limit", 0), "--limit=0 must be at least 1, or left out for all"),
+        (("stats", "notes.txt"), "its name does not say what it is: give --from="),
+        (("stats", "empty"), "it is empty. If an application records its traffic there, no question was recorded"),
+        (("stats", "mixed"), "nor traffic-*.jsonl nor a recording is in it, and a .parquet file is named itself"),
+        (("stats", "parquet"), "name a .parquet file itself, such as parquet/a.parquet"),
+    ],
+)
+def test_what_cannot_be_read_or_written_is_said_in_the_commands_words(
+    crawls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[Any, ...], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("notes.txt", "mixed/notes.txt", "parquet/a.parquet"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "empty").mkdir()
+    assert says in run(*arguments, status=1)
 
 
 def test_synth_draws_what_is_asked_for(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.traces.recording.appending import append_whole, is_in_place
 
-__all__ = ["Entry", "RecordingJournal"]
+__all__ = ["Entry", "RecordingJournal", "num_without_trace"]
 
 Entry = dict[str, Any]
 """One line: `question` (its id), `number` (its place among the questions), `text`, `at` (when it was done), `trace`, a
@@ -172,6 +172,19 @@ class RecordingJournal:
     def _lines(self, places: Iterable[_Place]) -> Iterator[bytes]:
         for place in places:
             yield os.pread(self._stream.fileno(), place.num_bytes, place.begin)
+
+
+def num_without_trace(file: Path) -> int | None:
+    """Number of the questions in a journal where none of them gave a trace; None where one did. Others may write it."""
+    if not file.is_file():
+        return 0
+    asked = set()
+    with open(file, "rb") as stream:
+        for entry in filter(None, map(_entry, stream)):
+            if entry.get("trace") is not None:
+                return None
+            asked.add(entry["question"])
+    return len(asked)
 
 
 def _line(entry: Entry) -> bytes:

@@ -26,7 +26,7 @@ from stream2llm_sdk.traces.extras import require_pyarrow
 from stream2llm_sdk.traces.losses import check_texts
 from stream2llm_sdk.traces.parquet_rows import row_of, trace_of
 from stream2llm_sdk.traces.recording.documents import DocumentFile
-from stream2llm_sdk.traces.recording.journal import Entry, RecordingJournal
+from stream2llm_sdk.traces.recording.journal import Entry, RecordingJournal, num_without_trace
 from stream2llm_sdk.traces.recording.questions import Question
 from stream2llm_sdk.traces.recording.recorder import Outcome
 from stream2llm_sdk.traces.recording.recording_config import (
@@ -37,10 +37,19 @@ from stream2llm_sdk.traces.recording.recording_config import (
     read_config,
     writing,
 )
+from stream2llm_sdk.traces.recording.summary import nothing_recorded
 from stream2llm_sdk.traces.recording.whole_text import whole_failure, whole_text, with_whole_texts
 from stream2llm_sdk.traces.trace import TimedFailure, Trace
 
-__all__ = ["CONFIG_FILE", "FAILURES_FILE", "SUMMARY_FILE", "TRACES_FILE", "RecordingFolder"]
+__all__ = [
+    "CONFIG_FILE",
+    "FAILURES_FILE",
+    "SUMMARY_FILE",
+    "TRACES_FILE",
+    "RecordingFolder",
+    "why_no_trace",
+    "why_not_exported",
+]
 
 TRACES_FILE, FAILURES_FILE, SUMMARY_FILE = "traces.parquet", "failures.csv", "summary.json"
 
@@ -320,6 +329,25 @@ class RecordingFolder:
                     f"{self.path} has recorded question {question_id!r:.80} with other pages (urls) than it names now: "
                     "give the same questions, or another folder"
                 )
+
+
+def why_no_trace(folder: Path, num_asked: int) -> str:
+    """Why a recording holds no trace although so many questions have been asked, and what to do."""
+    if not num_asked:
+        return "no question has been asked in it yet: go on with the command that records"
+    see = f", {FAILURES_FILE} says why" if (folder / FAILURES_FILE).is_file() else ""
+    return (
+        f"{nothing_recorded(num_asked)}{see}: record again, with the same command and --retry-failed, or with other "
+        "options"
+    )
+
+
+def why_not_exported(folder: Path) -> str:
+    """Why a recording's traces are not written, and what to do. Somebody may be recording there."""
+    num_asked = num_without_trace(folder / _JOURNAL_FILE)
+    if num_asked is not None:
+        return why_no_trace(folder, num_asked)
+    return f"this recording's {TRACES_FILE} is not written yet: `stream2llm trace record export {folder}` writes it"
 
 
 def _digest(urls: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ __all__ = ["CONFIG_FILE", "begin_config", "check_settings", "prepare_config", "r
 CONFIG_FILE = "recording.json"
 
 _FORMAT = 1
+_SHOWN_DIFFERENCES = 4
 
 
 @contextmanager
@@ -60,12 +62,25 @@ def check_settings(path: Path, config: Mapping[str, Any], tag: str, settings: Ma
     if config["tag"] != tag:
         raise ConfigurationError(f"{path} holds a recording of {config['tag']!r}, not {tag!r}: name another folder")
     begun = config["settings"]
-    for name in sorted({*begun, *settings}):
-        if begun.get(name) != settings.get(name):
-            raise ConfigurationError(
-                f"{path} was begun with {name}={begun.get(name)!r:.100} and cannot go on with "
-                f"{settings.get(name)!r:.100}: give the same, or another folder"
-            )
+    different = [name for name in sorted({*begun, *settings}) if begun.get(name) != settings.get(name)]
+    if different:
+        shown = [_difference(name, begun.get(name), settings.get(name)) for name in different[:_SHOWN_DIFFERENCES]]
+        if len(different) > len(shown):
+            shown.append(f"and {len(different) - len(shown)} more")
+        raise ConfigurationError(
+            f"{path} was begun {'; '.join(shown)}. A recording goes on with the same settings: give these, or another "
+            "folder"
+        )
+
+
+def _difference(name: str, begun: Any, now: Any) -> str:
+    """How a setting was and is; one that is None, false or empty is as if it was not given."""
+    is_given = [not (value is None or value is False or value in ("", [], {})) for value in (begun, now)]
+    was, is_now = (
+        f"with {name}={json.dumps(value, ensure_ascii=False):.200}" if given or not any(is_given) else f"without {name}"
+        for value, given in zip((begun, now), is_given, strict=True)
+    )
+    return f"{was}, not {is_now}"
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.retrievers.search.index_folder import holds_index
 from stream2llm_sdk.retrievers.search.provider import FixedSeeds, SearchHit, SearchProvider
 from stream2llm_sdk.traces.recording.questions import Question
 
@@ -37,6 +38,11 @@ def check_search(name: str) -> None:
     folder = Path(rest.rpartition("@")[0] or rest)
     if kind == "local" and not folder.is_dir():
         raise ConfigurationError(f"search={name!r:.200}: {str(folder)!r} is no folder. Give one of {SEARCHES}")
+    if kind == "local" and "@" not in rest and not holds_index(folder):
+        raise ConfigurationError(
+            f"search={name!r:.200}: {str(folder)!r} holds no saved index of pages. For a folder of HTML say where it "
+            f"is served: {name}@BASE_URL, such as {name}@http://localhost:8000"
+        )
 
 
 def _listed(urls: str) -> list[str]:

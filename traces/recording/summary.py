@@ -14,7 +14,7 @@ from stream2llm_sdk.files import read_json_object
 from stream2llm_sdk.traces.recording.questions import Question
 from stream2llm_sdk.traces.recording.recorder import Outcome
 
-__all__ = ["RecordingSummary", "kind_of_reason", "summary_of"]
+__all__ = ["RecordingSummary", "kind_of_reason", "nothing_recorded", "summary_of"]
 
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>]+[^\s'\"<>.,;:)]", re.IGNORECASE)
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
@@ -102,6 +102,12 @@ def summary_of(
         sources.by_count(),
         dict(figures),
     )
+
+
+def nothing_recorded(num_questions: int) -> str:
+    """Says that none of the questions that were asked gave a trace."""
+    whom = "the only question" if num_questions == 1 else f"any of the {num_questions:,} questions"
+    return f"nothing could be recorded for {whom}"
 
 
 def kind_of_reason(reason: str) -> str:
