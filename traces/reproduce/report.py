@@ -21,7 +21,8 @@ FITTED = (
     "Fitted: the shares of its peak that each device reaches in linear layers and in attention, to P50, P95 and P99 "
     "without streaming at the two lowest rates of each workload; and the number of KV blocks of the crawls under "
     "pressure, to FCFS's preemptions with recomputation. The step's overhead (3 ms) and messaging (2 ms) are assumed, "
-    "traces are drawn from the published statistics. All else is prediction."
+    "traces are drawn from the published statistics, and the time of a search before its first top-k was measured on "
+    "real ones. All else is prediction."
 )
 """What was fitted to published figures, and what is assumed, for people."""
 
