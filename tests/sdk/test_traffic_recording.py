@@ -177,7 +177,7 @@ async def test_a_failed_retrieval_is_recorded_with_its_reasons(tmp_path: Path) -
 
 
 async def test_a_question_without_a_prompt_is_not_recorded(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="jsonl is in it"):
+    with pytest.raises(TraceError, match="it is empty"):
         await recorded(tmp_path, ScriptedRetriever([A]), " ")
 
 
