@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-__all__ = ["DecodingRun", "wants_one_token"]
+__all__ = ["DecodingRun"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class DecodingRun:
         if self._last_step < self._num_steps:
             self._cut(next(i for i, member in enumerate(self._members) if member.last_step < self._num_steps))
         # They were served together ever since they joined: what is in flight of one is in flight of all.
-        wants_one = not self._members or wants_one_token(self._members[0].request)
+        wants_one = not self._members or _wants_one_token(self._members[0].request)
         if len(self) >= num_tokens or self.num_blocks > num_free or not wants_one:
             self.clear()
 
@@ -111,6 +111,6 @@ class DecodingRun:
         self._last_step = min((member.last_step for member in self._members), default=math.inf)
 
 
-def wants_one_token(request: Request) -> bool:
+def _wants_one_token(request: Request) -> bool:
     """Whether all but one token of a request are computed, those in flight included."""
     return bool(request.num_tokens + request.num_output_placeholders - request.num_computed_tokens == 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from stream2llm_sdk.context_log import AskedQuestion
 from stream2llm_sdk.placement import DroppedChunk, Fitted
 from stream2llm_sdk.plain_text import clean_text
 from stream2llm_sdk.traces.checked_files import MAX_TEXT_CHARACTERS
-from stream2llm_sdk.traces.json_values import is_flat_json
+from stream2llm_sdk.traces.json_values import json_text
 from stream2llm_sdk.traces.trace import NUM_TOKENS, TimedFailure, TimedUpdate, Trace
 from stream2llm_sdk.traffic_recording import KeptTexts
 
@@ -118,9 +117,9 @@ class TraceMaker:
         if not metadata:
             return {}
         whole = dict(metadata)
-        if _is_json(whole):
+        if json_text(whole) is not None:
             return whole
-        kept = {name: value for name, value in whole.items() if isinstance(name, str) and _is_json(value)}
+        kept = {name: value for name, value in whole.items() if isinstance(name, str) and json_text(value) is not None}
         left_out = ", ".join(repr(name) for name in whole if name not in kept)
         self._tell(f"metadata that is not JSON is left out of recorded traces: {left_out:.200}")
         return kept
@@ -180,10 +179,3 @@ def _number_of(score: Any) -> float | None:
         return None if score is None else float(score)
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        return is_flat_json(value) or bool(json.loads(json.dumps(value, allow_nan=False)) == value)
-    except (TypeError, ValueError, RecursionError):
-        return False

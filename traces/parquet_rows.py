@@ -9,7 +9,7 @@ from typing import Any
 
 from stream2llm_sdk.context import Append, Chunk, ContextMode, Replace
 from stream2llm_sdk.errors import ConfigurationError, TraceError
-from stream2llm_sdk.traces.json_values import is_flat_json
+from stream2llm_sdk.traces.json_values import json_text
 from stream2llm_sdk.traces.trace import TimedFailure, TimedUpdate, Trace
 
 __all__ = ["row_of", "trace_of"]
@@ -17,8 +17,6 @@ __all__ = ["row_of", "trace_of"]
 _TEXTS = ("trace_id", "query", "tenant", "tag")
 _INTEGERS = ("num_query_tokens", "max_tokens")
 _UPDATES: dict[str, type[Append | Replace]] = {ContextMode.APPEND.value: Append, ContextMode.UPDATE.value: Replace}
-
-_ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 def row_of(trace: Trace) -> dict[str, Any]:
@@ -157,12 +155,8 @@ def _metadata(trace: Trace, chunk: Chunk) -> str | None:
     if not chunk.metadata:
         return None
     metadata = chunk.metadata if type(chunk.metadata) is dict else dict(chunk.metadata)
-    try:
-        text = _ENCODER.encode(metadata)
-        same = is_flat_json(metadata) or json.loads(text) == metadata
-    except (TypeError, ValueError, RecursionError):
-        same = False
-    if not same:
+    text = json_text(metadata)
+    if text is None:
         raise _unfit(trace, "metadata", metadata, "is not what JSON holds: texts, finite numbers, lists, dicts by text")
     return text
 

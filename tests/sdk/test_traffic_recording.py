@@ -141,6 +141,12 @@ async def test_metadata_that_json_does_not_hold_is_left_out_with_a_warning(
     write_traces(traces, tmp_path / "all.parquet")
 
 
+async def test_a_number_that_is_too_long_for_json_is_left_out(tmp_path: Path) -> None:
+    odd = Chunk("text", source="s", metadata={"huge": 10**5000, "year": 1999})
+    (trace,) = await recorded(tmp_path, ScriptedRetriever([odd]))
+    assert trace.final_chunks[0].metadata.keys() == {"year", NUM_TOKENS}
+
+
 # ---- ends of all kinds -----------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream2llm_sdk.traces.json_values import is_flat_json
+from stream2llm_sdk.traces.json_values import is_flat_json, json_text
 
 
 class Kind(IntEnum):
@@ -59,3 +59,17 @@ def test_ordinary_values_are_flat(value: dict[str, Any]) -> None:
 )
 def test_others_are_to_be_looked_into(value: Any) -> None:
     assert not is_flat_json(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"a": 10**5000}, {"a": math.nan}, {"a": (1,)}, {"a": "\ud83d\ude00"}, {1: 2}],
+    ids=["long", "nan", "tuple", "halves", "number"],
+)
+def test_there_is_no_text_of_what_would_not_come_back(value: Any) -> None:
+    assert json_text(value) is None
+
+
+def test_the_text_of_a_value_gives_it_back() -> None:
+    value = {"a": [1, {"b": None}], "c": 0.1}
+    assert json.loads(json_text(value) or "") == value
