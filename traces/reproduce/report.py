@@ -20,9 +20,10 @@ __all__ = ["FITTED", "Reproduction"]
 FITTED = (
     "Fitted: the shares of its peak that each device reaches in linear layers and in attention, to P50, P95 and P99 "
     "without streaming at the two lowest rates of each workload; and the number of KV blocks of the crawls under "
-    "pressure, to FCFS's preemptions with recomputation. The step's overhead (3 ms) and messaging (2 ms) are assumed, "
-    "traces are drawn from the published statistics, and the time of a search before its first top-k was measured on "
-    "real ones. All else is prediction."
+    "pressure, to the preemptions of all policies where victims are recomputed. The step's overhead (3 ms) and "
+    "messaging (2 ms) are assumed; traces are drawn from the published statistics; what one of the published system's "
+    "many small copies takes (6 µs, and 2 µs in the profile that its decisions rest on) and the time of a search before "
+    "its first top-k are taken from measurements elsewhere. All else is prediction."
 )
 """What was fitted to published figures, and what is assumed, for people."""
 
@@ -198,8 +199,10 @@ class Reproduction:
     def _gains(self) -> Iterator[str]:
         found = gains(self.judge)
         if found:
-            yield "\n## Ours against the better of published FCFS and LCAS under pressure, paired\n"
-            yield "| workload | arm | P50 | P95 | P99 | throughput | longest wait |\n|---|---|---|---|---|---|---|"
+            yield "\n## Ours against the better of published FCFS and LCAS under pressure, paired"
+            yield "\nEach with its own cost model; last, P99 over the best of all their ways of preempting.\n"
+            yield "| workload | arm | P50 | P95 | P99 | throughput | longest wait | P99 over any |"
+            yield "|---|---|---|---|---|---|---|---|"
         yield from map(_gain_line, found)
 
     # ---- parts --------------------------------------------------------------------------------------------------
@@ -236,7 +239,8 @@ def _bound(judge: Judge, run: PublishedRun) -> tuple[float, ...]:
 
 
 def _gain_line(gain: Gain) -> str:
+    over_any = "–" if gain.p99_gain_over_any is None else f"{gain.p99_gain_over_any:.2f}×"
     return (
         f"| {gain.workload} | {gain.arm} | {gain.p50_ratio:.2f}× | {gain.p95_gain:.2f}× | {gain.p99_gain:.2f}× | "
-        f"{gain.throughput_ratio:.3f}× | {gain.longest_wait_s:.1f} s |"
+        f"{gain.throughput_ratio:.3f}× | {gain.longest_wait_s:.1f} s | {over_any} |"
     )
