@@ -22,8 +22,8 @@ FITTED = (
     "without streaming at the two lowest rates of each workload; and the number of KV blocks of the crawls under "
     "pressure, to the preemptions of all policies where victims are recomputed. The step's overhead (3 ms) and "
     "messaging (2 ms) are assumed; traces are drawn from the published statistics; what one of the published system's "
-    "many small copies takes (6 µs, and 2 µs in the profile that its decisions rest on) and the time of a search before "
-    "its first top-k are taken from measurements elsewhere. All else is prediction."
+    "many small copies takes (6 µs, and 2 µs in the profile that its decisions rest on) and the time of a search "
+    "before its first top-k are taken from measurements elsewhere. All else is prediction."
 )
 """What was fitted to published figures, and what is assumed, for people."""
 
