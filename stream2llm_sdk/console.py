@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,13 +21,18 @@ STOPPED = 130
 
 @contextmanager
 def shown_errors() -> Iterator[None]:
-    """Shows an error of the SDK on stderr, without a traceback, and ends the command with status 1."""
+    """Shows an error of the SDK, or of a file, on stderr, without a traceback, and ends the command with status 1."""
     try:
         yield
-    except Stream2LLMError as error:
+    except BrokenPipeError:  # who read the output has seen enough
+        raise
+    except (Stream2LLMError, OSError) as error:
+        text = str(error)
+        if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+            text = f"{os.fsdecode(error.filename)}: {error.strerror}"
         console = Console(stderr=True)
         console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
-        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error
 
 

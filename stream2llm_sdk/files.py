@@ -49,7 +49,7 @@ def read_json_object(file: str | os.PathLike[str], what: str) -> dict[str, Any]:
     name = os.fspath(file)
     try:
         found = json.loads(Path(name).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{name}: {what} cannot be read from it: {error}") from error
     if not isinstance(found, dict):
         raise ConfigurationError(f"{name}: {what} is a JSON object, got a {type(found).__name__}")
@@ -111,7 +111,10 @@ def require_makeable(folder: Path, name: str) -> None:
     Raises:
         ConfigurationError: what there is of its path is no folder, or may not be written.
     """
-    above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    try:
+        above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    except OSError as error:
+        raise ConfigurationError(f"{name} {folder}: {error.strerror}: name another folder") from error
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise ConfigurationError(f"{name}: nothing may be written in {above}: name a folder elsewhere")
 

@@ -65,10 +65,12 @@ _PHRASES: tuple[Phrase, ...] = (
     # Other ways out.
     (r"\bgive api_key=, or set (?=TAVILY_API_KEY)", "set "),
     (
-        r"\bdoes not exist: (.+) is no index, or its build did not finish; build the index again with build_index\(\)",
+        r"\bdoes not exist: (.+) is no index, or its build did not finish; build the index again: build_index\(\), or "
+        r"`stream2llm index build`",
         r"does not exist: \1 is no index, or its build did not finish: give --corpus CORPUS, or build it with "
         r"`stream2llm index build CORPUS --out \1`",
     ),
+    (r"\bagain: build_index\(\), or (?=`stream2llm index build`)", "again with "),
     (r"\bwith build_index\(\)", "with `stream2llm index build`"),
     (
         r"\bBuild it with filterable=\('(.+)', …\)",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["replay", "show_run"]
 
 _GIB = 1 << 30
+_MOST_HOST_KV_GIB = 1_000_000
 
 _NAMES = OptionNames(
     {
@@ -83,9 +83,12 @@ def replay(
     hardware: Annotated[
         str, typer.Option(help="What to simulate: h200, h100, a100, a40, or a file of `stream2llm calibrate`.")
     ] = "h200",
-    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, max=1_024, help="GPUs that share the model.")] = 1,
     num_blocks: Annotated[
-        int | None, typer.Option(min=2, help="KV blocks. Left out, what the memory holds; a calibration does not say.")
+        int | None,
+        typer.Option(
+            min=2, max=100_000_000, help="KV blocks. Left out, what the memory holds; a calibration does not say."
+        ),
     ] = None,
     host_kv_gib: Annotated[float | None, typer.Option(help="Host memory for KV that is swapped out, in GiB.")] = None,
     max_model_len: Annotated[int | None, typer.Option(min=2, help="Longest prompt and answer, in tokens.")] = None,
@@ -122,19 +125,21 @@ def replay(
     from stream2llm_sdk.traces.replay import ReplayOptions
 
     console = Console()
-    serving = _Serving(
-        model,
-        policy,
-        hardware,
-        tensor_parallel_size,
-        num_blocks,
-        None if host_kv_gib is None else round(host_kv_gib * _GIB),
-        max_model_len,
-        max_num_batched_tokens,
-    )
     with shown_errors():
-        if host_kv_gib is not None and not 0 < host_kv_gib < math.inf:
-            raise ConfigurationError(f"--host-kv-gib {host_kv_gib}: give more than 0, or leave it out")
+        if host_kv_gib is not None and not 0 < host_kv_gib <= _MOST_HOST_KV_GIB:
+            raise ConfigurationError(
+                f"--host-kv-gib {host_kv_gib}: give more than 0 and at most {_MOST_HOST_KV_GIB:,}, or leave it out"
+            )
+        serving = _Serving(
+            model,
+            policy,
+            hardware,
+            tensor_parallel_size,
+            num_blocks,
+            None if host_kv_gib is None else round(host_kv_gib * _GIB),
+            max_model_len,
+            max_num_batched_tokens,
+        )
         with called_by_options(_NAMES):
             options = ReplayOptions(
                 streaming=streaming,

@@ -178,6 +178,8 @@ def _tenants(items: Iterable[str]) -> dict[str, float]:
     weights: dict[str, float] = {}
     for item in items:
         name, _, weight = item.rpartition("=")
+        if name in weights:
+            raise ConfigurationError(f"--tenant {item!r}: {name} has a weight already, {weights[name]:g}: give one")
         try:
             weights[name] = float(weight)
         except ValueError:

@@ -15,6 +15,8 @@ from stream2llm_sdk.traces.distributions import FloatArray, generator
 
 __all__ = ["Arrivals", "read_arrivals"]
 
+_MOST_VARIATION, _MOST_AT_ONCE = 1_000, 10_000_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
@@ -43,8 +45,12 @@ class Arrivals:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigurationError(f"{name}={value!r} must be finite and above 0")
-        if not 0 <= self.variation < math.inf:
-            raise ConfigurationError(f"variation={self.variation!r} must be finite, 0 or more; 1 is a Poisson process")
+        if not 0 <= self.variation <= _MOST_VARIATION:
+            raise ConfigurationError(
+                f"variation={self.variation!r} must be 0 to {_MOST_VARIATION}; 1 is a Poisson process"
+            )
+        if self.burst_size > _MOST_AT_ONCE:
+            raise ConfigurationError(f"burst_size={self.burst_size!r} must be at most {_MOST_AT_ONCE:,}")
         if (self.burst_every_s is None) != (self.burst_size == 0) or self.burst_size < 0:
             raise ConfigurationError(
                 f"burst_every_s={self.burst_every_s!r} and burst_size={self.burst_size!r} go together: give both"

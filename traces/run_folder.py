@@ -90,6 +90,7 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 1
+_AGAIN = "restore it, or replay again into another folder"
 TABLES = ("requests", "events", "samples")
 
 REQUEST_COLUMNS: Mapping[str, str] = {
@@ -225,7 +226,10 @@ class RunFolder:
     def summary(self) -> dict[str, Any]:
         """How the run went; `state` is 'interrupted' for one that was killed."""
         if self.summary_file.is_file():
-            return read_json_object(self.summary_file, "a run's summary")
+            found = read_json_object(self.summary_file, "a run's summary")
+            if not isinstance(found.get("state"), str):
+                raise ConfigurationError(f"{self.summary_file} has state={found.get('state')!r}: {_AGAIN}")
+            return found
         return {
             "state": "interrupted",
             "warnings": ["the run was killed: continue it, or take these figures as those of a part"],
@@ -278,6 +282,8 @@ class RunFolder:
                 return pa.parquet.read_table(file)
             except pa.ArrowException as error:
                 raise ConfigurationError(f"{file} cannot be read: {error}. Replay again, or restore it") from error
+        if self.summary_file.is_file():  # which is written last
+            raise ConfigurationError(f"{file} is missing: {_AGAIN}")
         from stream2llm_sdk.traces.run_journal import read_journal
         from stream2llm_sdk.traces.run_tables import tables_of
 

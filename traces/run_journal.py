@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.traces.replayed_request import ReplayedRequest, ReplayEvent
 
 __all__ = ["Entry", "RunJournal", "read_journal"]
+
+_EVENT_LENGTH = 7
 
 Entry = dict[str, Any]
 """One line: `kind` is 'segment' (with `start_s`), 'request' (with `row` and `events`), 'sample' (with its columns), or
@@ -93,11 +95,41 @@ def read_journal(file: Path) -> Iterator[Entry]:
             if not line.endswith(b"\n"):
                 return
             try:
-                entry = json.loads(line)
-                entry["kind"]
-            except (ValueError, TypeError, KeyError) as error:
-                raise ConfigurationError(f"{file}, line {number}: no entry of a journal ({error})") from error
+                entry = _checked(json.loads(line))
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                raise ConfigurationError(
+                    f"{file}, line {number}: no entry of a journal ({type(error).__name__}: {error}): restore it, or "
+                    "replay again into another folder"
+                ) from error
             yield entry
+
+
+def _checked(entry: Any) -> Entry:
+    """An entry that has what its kind has.
+
+    Raises:
+        ValueError, TypeError, KeyError: it has not.
+    """
+    found: Entry = dict(entry)
+    match found["kind"]:
+        case "segment":
+            numbers = [found["segment"], found["start_s"]]
+        case "sample":
+            numbers = [found["run_s"]]
+        case "request" | "event":
+            if found["kind"] == "request":
+                ReplayedRequest.from_row(found["row"])
+            numbers = [event[2] for event in found["events"] if len(event) == _EVENT_LENGTH or _refuse(event)]
+        case kind:
+            raise ValueError(f"kind {kind!r}")
+    for number in numbers:
+        if number is not None and not isinstance(number, int | float):
+            raise TypeError(f"{number!r:.100} is no number")
+    return found
+
+
+def _refuse(event: Any) -> NoReturn:
+    raise ValueError(f"{event!r:.100} is no event")
 
 
 def cut_torn_line(file: Path) -> None:

@@ -145,11 +145,18 @@ def load_run(folder: RunFolder, num_expected: int | None = None) -> ReplayRun:
     """The run of a folder, of a part too."""
     config, summary = folder.config(), folder.summary()
     state = summary["state"] if summary["state"] in list(RunState) else RunState.STOPPED
+    requests = tuple(ReplayedRequest.from_row(row) for row in folder.requests().to_pylist())
+    num_expected = num_expected or int(config["traces"]["count"])
+    if state == RunState.COMPLETE.value and len(requests) < num_expected:
+        raise ConfigurationError(
+            f"{folder.table_file('requests')} has {len(requests)} of the {num_expected} requests of a complete run: "
+            "restore it, or replay again into another folder"
+        )
     return ReplayRun(
         config,
         RunState(state),
-        tuple(ReplayedRequest.from_row(row) for row in folder.requests().to_pylist()),
-        num_expected or int(config["traces"]["count"]),
+        requests,
+        num_expected,
         int(summary.get("num_segments", 1)),
         folder.path,
     )

@@ -18,9 +18,8 @@ Not in the paper: open streams, whose prompts still grow. There SVF ranks by the
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,6 +46,7 @@ from stream2llm_sdk.traces.svf_contenders import PUBLISHED, WITH_STREAMS, Conten
 from stream2llm_sdk.traces.svf_report import Scenario, SVFReport, SVFResult
 from stream2llm_sdk.traces.synthesis import synthesize
 from stream2llm_sdk.traces.synthesis_options import NUM_TEMPLATE_TOKENS, OutputLength, SynthesisOptions
+from stream2llm_sdk.worker_pool import worker_pool
 
 __all__ = ["run_svf_lab"]
 
@@ -143,8 +143,7 @@ def _run(cells: Sequence[_Cell], predictors: dict[str, Predictors], jobs: int) -
         return
     from stream2llm_sdk.serving.orphans import exit_with_parent
 
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=exit_with_parent) as pool:
+    with worker_pool(jobs, exit_with_parent) as pool:
         futures = {pool.submit(_serve, cell, predictors[cell.scenario.load]): index for index, cell in enumerate(cells)}
         for future in as_completed(futures):
             yield futures[future], future.result()

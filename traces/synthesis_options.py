@@ -18,6 +18,7 @@ NUM_QUESTION_TOKENS = 30
 
 _MIN_PROMPT_TOKENS = 1_000
 _SHARED_PER_DOCUMENT = 30
+_MOST_DOCUMENTS, _MOST_SHARED_DOCUMENTS = 1_000, 10_000_000
 _CHOICES = {"search_gap": ("first", "last", "split"), "durations": ("replayed", "all")}
 
 
@@ -99,8 +100,12 @@ class SynthesisOptions:
             raise ConfigurationError(f"tenants={dict(self.tenants)!r}: weights must be finite and above 0")
 
     def _check_sizes(self) -> None:
-        if self.num_documents < 1:
-            raise ConfigurationError(f"num_documents={self.num_documents!r} must be at least 1")
+        if not 1 <= self.num_documents <= _MOST_DOCUMENTS:
+            raise ConfigurationError(f"num_documents={self.num_documents!r} must be 1 to {_MOST_DOCUMENTS:,}")
+        if self.num_shared_documents > _MOST_SHARED_DOCUMENTS:
+            raise ConfigurationError(
+                f"num_shared_documents={self.num_shared_documents!r} must be at most {_MOST_SHARED_DOCUMENTS:,}"
+            )
         if self.num_shared_documents and self.num_shared_documents < _SHARED_PER_DOCUMENT * self.num_documents:
             raise ConfigurationError(
                 f"num_shared_documents={self.num_shared_documents!r} must be 0 or at least {_SHARED_PER_DOCUMENT} times"

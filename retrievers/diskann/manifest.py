@@ -38,7 +38,7 @@ _FORMAT = "stream2llm-diskann"
 _VERSION = 2
 # Version 1 knew cosine only, and nothing of how the index was built.
 _READABLE_VERSIONS = (1, 2)
-_BUILD_IT_AGAIN = "build the index again with build_index()"
+_BUILD_IT_AGAIN = "build the index again: build_index(), or `stream2llm index build`"
 
 # Opening an index reads the other files whole anyway; of these two, which may be huge, only the beginning.
 _CHECKED_BY_BEGINNING = (GRAPH_FILE, DOCUMENTS_FILE)

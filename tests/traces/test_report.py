@@ -39,8 +39,9 @@ CONFIG: dict[str, Any] = {
     "schema_version": 1,
     "engine": {"kind": "simulated", "policy": "FCFS", "limits": {"num_blocks": 100}},
     "options": {"streaming": True, "concurrency": None, "arrivals": {"rate_per_s": 2.0}},
-    "traces": {"count": 2},
+    "traces": {"count": 1},
 }
+OF_TWO = {**CONFIG, "traces": {"count": 2}}
 PREEMPTED: tuple[tuple[EventType, float, dict[str, Any]], ...] = (
     (EventType.QUEUED, 1.0, {}),
     (EventType.SCHEDULED, 1.5, {}),
@@ -305,7 +306,7 @@ def test_a_run_without_a_single_answer_is_reported(tmp_path: Path) -> None:
 
 
 def test_warnings_of_a_run_are_on_the_page(tmp_path: Path) -> None:
-    with RunKeeper.begin(CONFIG, 2, tmp_path / "run", anew=False) as keeper:
+    with RunKeeper.begin(OF_TWO, 2, tmp_path / "run", anew=False) as keeper:
         keeper.journal.request(request(send_s=(1.0, 3.2)), ())
         keeper.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
         (stopped,) = read_runs([tmp_path / "run"])
@@ -313,7 +314,7 @@ def test_warnings_of_a_run_are_on_the_page(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_killed_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
-    keeper = RunKeeper.begin(CONFIG, 2, tmp_path, anew=False)
+    keeper = RunKeeper.begin(OF_TWO, 2, tmp_path, anew=False)
     keeper.journal.request(request(), ())
     keeper.journal.close()
     (run,) = read_runs([tmp_path])
@@ -416,7 +417,7 @@ def test_folders_that_hold_no_run_are_named(tmp_path: Path) -> None:
 
 
 def test_a_run_that_has_only_begun_is_refused(tmp_path: Path) -> None:
-    RunKeeper.begin(CONFIG, 2, tmp_path, anew=False).journal.close()
+    RunKeeper.begin(OF_TWO, 2, tmp_path, anew=False).journal.close()
     with pytest.raises(ConfigurationError, match=r"no request of this run has ended.*continue it"):
         read_runs([tmp_path])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -205,7 +206,51 @@ def test_a_line_that_was_cut_off_is_run_again(tmp_path: Path, counted: list[Cell
     assert len(Journal(file, Fit()).figures) == 5
 
 
-@pytest.mark.parametrize("text", ["", "no JSON\n", '{"fit": {"num_blocks": 1}}\n'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"x": 1}',
+        "[1]",
+        "5",
+        "null",
+        '{"cell": [1], "figures": {}}',
+        '{"cell": "a", "figures": 1}',
+        "[" * 200_000,
+        "\xff",
+    ],
+)
+def test_a_damaged_line_of_the_journal_is_left_out_and_its_cell_runs_again(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "cells.jsonl"
+    Journal(file, Fit()).add("before", {"value": 1.0})
+    with file.open("a", encoding="latin-1") as out:
+        out.write(line + "\n")
+    journal = Journal(file, Fit())
+    journal.add("after", {"value": 2.0})
+    assert dict(Journal(file, Fit()).figures) == {"before": {"value": 1.0}, "after": {"value": 2.0}}
+
+
+def test_a_journal_that_was_just_begun_is_gone_on_with(tmp_path: Path) -> None:
+    (tmp_path / "cells.jsonl").write_text("")
+    assert not Journal(tmp_path / "cells.jsonl", Fit()).figures
+
+
+def test_a_journal_is_not_lost_where_it_cannot_be_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "cells.jsonl"
+    Journal(file, Fit()).add("before", {"value": 1.0})
+    whole = file.read_text()
+
+    def full(path: Path, text: str, **_: object) -> int:
+        with open(path, "w", encoding="utf-8") as out:
+            out.write(text[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ConfigurationError, match=r"cells.jsonl cannot be kept: .*No space left"):
+        Journal(file, Fit())
+    assert file.read_text() == whole
+
+
+@pytest.mark.parametrize("text", ["no JSON\n", '{"fit": {"num_blocks": 1}}\n'])
 def test_a_journal_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "cells.jsonl"
     file.write_text(text)

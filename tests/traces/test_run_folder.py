@@ -260,12 +260,42 @@ def test_a_run_is_spoiled_by_lag_over_what_is_allowed(lag_s: float, spoiled: boo
 
 
 def test_two_runs_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
-    with RunKeeper.begin(CONFIG, 1, tmp_path / "run", anew=True) as keeper:
+    config = {**CONFIG, "traces": {"count": 1}}
+    with RunKeeper.begin(config, 1, tmp_path / "run", anew=True) as keeper:
         with pytest.raises(ConfigurationError, match="is in use: another run writes into it"):
-            RunKeeper.begin(CONFIG, 1, tmp_path / "run", anew=True)
+            RunKeeper.begin(config, 1, tmp_path / "run", anew=True)
         keeper.journal.request(request(), ())
     assert len(load_run(RunFolder.open(tmp_path / "run")).requests) == 1
-    assert RunKeeper.begin(CONFIG, 1, tmp_path / "run", anew=True).is_complete
+    assert RunKeeper.begin(config, 1, tmp_path / "run", anew=True).is_complete
+
+
+def test_a_complete_run_that_lost_its_requests_is_not_taken_for_one(tmp_path: Path) -> None:
+    with RunKeeper.begin(CONFIG, 2, tmp_path, anew=True) as keeper:
+        keeper.journal.request(request(), ())
+    with pytest.raises(ConfigurationError, match=r"requests\.parquet has 1 of the 2 requests of a complete run"):
+        RunKeeper.begin(CONFIG, 2, tmp_path, anew=True)
+    (tmp_path / "requests.parquet").unlink()
+    with pytest.raises(ConfigurationError, match=r"requests\.parquet is missing"):
+        RunKeeper.begin(CONFIG, 2, tmp_path, anew=True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind": "request"}',
+        '{"kind": "request", "row": [], "events": []}',
+        '{"kind": "event", "events": [[1]]}',
+        '{"kind": "event", "events": null}',
+        '{"kind": "segment", "segment": "a", "start_s": 0}',
+        '{"kind": "other"}',
+        "[" * 100_000,
+    ],
+)
+def test_a_damaged_line_of_a_journal_is_named(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "journal.jsonl"
+    file.write_text(line + "\n")
+    with pytest.raises(ConfigurationError, match=r"journal\.jsonl, line 1: no entry of a journal"):
+        list(read_journal(file))
 
 
 def test_a_run_that_could_not_begin_leaves_the_folder_to_the_corrected_one(tmp_path: Path) -> None:

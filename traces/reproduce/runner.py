@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict
 from pathlib import Path
 
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.traces.reproduce.cells import Cell, Figures, Fit, run_cell
+from stream2llm_sdk.worker_pool import worker_pool
 
 __all__ = ["Journal", "run_cells"]
 
 
 class Journal:
     """A file with a line for each cell that was run, so that a run that was stopped goes on where it was; without a
-    file what was run is only remembered.
+    file what was run is only remembered. A line that is damaged is left out, and its cell runs again.
 
     Raises:
-        ConfigurationError: the file belongs to another fit, or is none of ours.
+        ConfigurationError: the file belongs to another fit, is none of ours, or cannot be read or written.
     """
 
     def __init__(self, file: Path | None, fit: Fit) -> None:
@@ -30,32 +30,19 @@ class Journal:
         if file is None:
             return
         heading = {"fit": json.loads(json.dumps(asdict(fit)))}
-        if not file.exists():
-            file.write_text(json.dumps(heading) + "\n", encoding="utf-8")
-            return
-        lines = file.read_text(encoding="utf-8").splitlines()
         try:
-            found = json.loads(lines[0]) if lines else None
-        except ValueError:
-            found = None
-        if found != heading:
-            raise ConfigurationError(
-                f"{file} holds other runs (it begins with {lines[0][:200] if lines else 'nothing'}): "
-                "name another file, or remove this one"
-            )
-        for line in lines[1:]:
-            try:
-                entry = json.loads(line)
-            except ValueError:  # cut off when the run was stopped
-                continue
-            self.figures[entry["cell"]] = entry["figures"]
-        file.write_text(
-            "".join(
-                json.dumps(entry) + "\n"
-                for entry in [heading, *({"cell": key, "figures": value} for key, value in self.figures.items())]
-            ),
-            encoding="utf-8",
-        )
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
+            if lines and _entry(lines[0]) != heading:
+                raise ConfigurationError(
+                    f"{file} holds other runs (it begins with {lines[0][:200]}): name another file, or remove this one"
+                )
+            self.figures.update(_kept(lines[1:]))
+            kept = ({"cell": key, "figures": value} for key, value in self.figures.items())
+            unfinished = file.with_name(f".{file.name}.tmp")
+            unfinished.write_text("".join(json.dumps(entry) + "\n" for entry in [heading, *kept]), encoding="utf-8")
+            os.replace(unfinished, file)
+        except OSError as error:
+            raise ConfigurationError(f"{file} cannot be kept: {error}. Give another folder") from error
 
     def add(self, key: str, figures: Figures) -> None:
         """Keeps the figures of a cell, or of something else that has a name."""
@@ -64,6 +51,21 @@ class Journal:
             return
         with self._file.open("a", encoding="utf-8") as out:
             out.write(json.dumps({"cell": key, "figures": figures}) + "\n")
+
+
+def _kept(lines: Iterable[str]) -> Iterator[tuple[str, Figures]]:
+    """What the lines hold of cells. A run that was stopped may have left a part of one."""
+    for line in lines:
+        match _entry(line):
+            case {"cell": str(key), "figures": dict(figures)}:
+                yield key, figures
+
+
+def _entry(line: str) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def run_cells(
@@ -110,23 +112,19 @@ def _in_turn(cells: Iterable[Cell], fit: Fit) -> Iterator[tuple[Cell, Figures]]:
 
 
 def _in_parallel(cells: Iterable[Cell], fit: Fit, num_jobs: int) -> Iterator[tuple[Cell, Figures]]:
-    with ProcessPoolExecutor(num_jobs, multiprocessing.get_context("spawn"), initializer=_quieten) as pool:
-        pending: dict[Future[Figures], Cell] = {}
-        rest = iter(cells)
-        try:
-            while True:
-                for cell in rest:
-                    pending[pool.submit(run_cell, cell, fit)] = cell
-                    if len(pending) >= 2 * num_jobs:
-                        break
-                if not pending:
-                    return
-                done, _ = wait(pending, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield pending.pop(future), future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    pending: dict[Future[Figures], Cell] = {}
+    rest = iter(cells)
+    with worker_pool(num_jobs, _quieten) as pool:
+        while True:
+            for cell in rest:
+                pending[pool.submit(run_cell, cell, fit)] = cell
+                if len(pending) >= 2 * num_jobs:
+                    break
+            if not pending:
+                return
+            done, _ = wait(pending, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield pending.pop(future), future.result()
 
 
 def _quieten() -> None:
