@@ -25,17 +25,14 @@ def worker_pool(num_workers: int, initializer: Callable[[], None]) -> Iterator[P
         # Workers inherit the mask. A terminal sends Ctrl-C to all processes, and this one tells the others.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            pool.submit(_nothing)  # starts them all
+            for _ in range(num_workers):  # each starts one, for none is idle yet
+                pool.submit(_nothing)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield pool
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        workers = set(multiprocessing.active_children()) - others
-        for worker in workers:
-            worker.kill()
-        for worker in workers:
-            worker.join()
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.kill()  # the pool notices, and gives up what is queued
         raise
     finally:
         pool.shutdown(cancel_futures=True)

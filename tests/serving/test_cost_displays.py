@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stream2llm_sdk.errors import ConfigurationError
@@ -37,7 +39,8 @@ def test_where_swap_pays(costs: CostModel, ranges: tuple[tuple[int, int], ...]) 
 
 
 def test_small_copies_pay_for_short_and_for_long_prompts() -> None:
-    published = cost_model(LLAMA_3_1_8B, H200, 2, num_tokens_per_step=131_072, bytes_per_copy=16_384)
+    device = replace(H200, seconds_per_small_copy=2.5e-6)
+    published = cost_model(LLAMA_3_1_8B, device, 2, num_tokens_per_step=131_072, bytes_per_copy=16_384)
     (short, until), (since, longest) = published.swap_pays()
     assert (short, longest) == (1, 131_072)
     assert until < 1_000 < 10_000 < since
