@@ -68,6 +68,8 @@ def test_a_file_holds_times_or_delays(tmp_path: Path) -> None:
         ({}, "nothing ever comes"),
         ({"rate_per_s": 0.0}, r"rate_per_s=0\.0"),
         ({"rate_per_s": 1.0, "variation": -1.0}, "variation=-1.0"),
+        ({"rate_per_s": 1.0, "variation": 1e200}, "variation=1e[+]200 must be 0 to 1000"),
+        ({"burst_every_s": 1.0, "burst_size": 10**13}, "burst_size=10000000000000 must be at most 10,000,000"),
         ({"rate_per_s": 1.0, "burst_every_s": 1.0}, "go together"),
         ({"rate_per_s": 1.0, "burst_size": 4}, "go together"),
         ({"rate_per_s": 1.0, "recorded_s": (1.0,)}, "not both"),

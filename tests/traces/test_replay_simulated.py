@@ -197,6 +197,8 @@ def test_the_environment_chooses_the_policy_of_a_simulation(tmp_path: Path) -> N
     ("arguments", "words"),
     [
         (["--host-kv-gib", "-1"], "--host-kv-gib -1.0: give more than 0"),
+        (["--host-kv-gib", "nan"], "--host-kv-gib nan: give more than 0"),
+        (["--host-kv-gib", "1e300"], "--host-kv-gib 1e+300: give more than 0 and at most 1,000,000"),
         (["--hardware", "CALIBRATION"], "--model is missing: CALIBRATION was measured with a/model"),
         (["--hardware", "CALIBRATION", "--model", "MODEL"], "--num-blocks is missing"),
         (["--time-scale", "0"], "--time-scale=0.0: give a finite number above 0"),

@@ -274,6 +274,8 @@ def test_texts_have_about_as_many_tokens_as_the_chunks_say() -> None:
         ({"durations": "some"}, "'some'.*replayed, all"),
         ({"update_share": 1.5}, r"update_share=1\.5"),
         ({"num_documents": 0}, "num_documents=0"),
+        ({"num_documents": 200_000}, "num_documents=200000 must be 1 to 1,000"),
+        ({"num_shared_documents": 10**17}, "num_shared_documents=100000000000000000 must be at most 10,000,000"),
         ({"num_shared_documents": 30}, "num_shared_documents=30.*30 times"),
         ({"popularity_exponent": float("inf")}, "popularity_exponent=inf"),
         ({"max_prompt_tokens": 50}, "max_prompt_tokens=50"),

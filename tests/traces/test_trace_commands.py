@@ -145,7 +145,14 @@ def test_synth_takes_recorded_arrivals_and_bursts(tmp_path: Path) -> None:
 
 
 def test_synth_refuses_what_cannot_be(tmp_path: Path) -> None:
-    for option in (("--tenant", "a"), ("--tenant", "=1"), ("--output-spread", 1), ("--burst-size", 2), ("--rate", 0)):
+    for option in (
+        ("--tenant", "a"),
+        ("--tenant", "=1"),
+        ("--tenant", "a=1", "--tenant", "a=2"),
+        ("--output-spread", 1),
+        ("--burst-size", 2),
+        ("--rate", 0),
+    ):
         assert "ConfigurationError" in run("synth", "anns", "--out", tmp_path / "a.parquet", *option, status=1)
 
 
