@@ -66,7 +66,7 @@ def _median(draws: list[Any], name: str, index: int) -> float:
 
 
 def _rates(axes: list[Axes], report: Reproduction, runs: list[PublishedRun]) -> None:
-    """TTFT against the rate at three percentiles: lines are ours, rings are published."""
+    """TTFT against the rate at three percentiles: lines are simulated, rings are published."""
     judge = report.judge
     for index, percentile in enumerate(("P50", "P95", "P99")):
         for arm, colour in _BY_ARM.items():
@@ -80,7 +80,7 @@ def _rates(axes: list[Axes], report: Reproduction, runs: list[PublishedRun]) -> 
         axes[index].set(xscale="log", yscale="log", xlabel="queries a second", ylabel="TTFT (s)", title=percentile)
         axes[index].set_xticks([run.rate_per_s for run in runs], [f"{run.rate_per_s:g}" for run in runs], minor=False)
         axes[index].grid(alpha=0.3)
-    axes[0].legend(fontsize=7, title="lines: ours, rings: published", title_fontsize=7)
+    axes[0].legend(fontsize=7, title="lines: simulated, rings: published", title_fontsize=7)
 
 
 def _ccdfs(axes: list[Axes], report: Reproduction, runs: list[PublishedRun]) -> None:
@@ -102,7 +102,7 @@ def _preemptions(axes: list[Axes], report: Reproduction, runs: list[PublishedRun
         arms = [arm for arm in ARMS[1:] if judge.of(run, arm)]
         ours = [statistics.median(draw["num_preemptions"] for draw in judge.of(run, arm)) for arm in arms]
         places = list(range(len(arms)))
-        ax.bar([place - 0.2 for place in places], ours, 0.4, color=_COLOURS[5], label="ours")
+        ax.bar([place - 0.2 for place in places], ours, 0.4, color=_COLOURS[5], label="simulated")
         theirs = [run.num_preemptions[arm][0] for arm in arms]
         ax.bar([place + 0.2 for place in places], theirs, 0.4, color=_COLOURS[1], label="published")
         ax.set_xticks(places, arms, fontsize=7)
