@@ -11,7 +11,15 @@ from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError
 
-__all__ = ["FolderLock", "read_json_object", "require_makeable", "require_own_folder", "require_writable", "write_json"]
+__all__ = [
+    "FolderLock",
+    "read_json_object",
+    "require_makeable",
+    "require_own_folder",
+    "require_writable",
+    "write_json",
+    "write_whole",
+]
 
 
 def require_writable(file: Path, name: str) -> None:
@@ -58,8 +66,13 @@ def read_json_object(file: str | os.PathLike[str], what: str) -> dict[str, Any]:
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON file, whole or not at all."""
+    write_whole(file, json.dumps(content, indent=2) + "\n")
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Writes a file, whole or not at all: what was there before stays until then."""
     unfinished = file.with_name(f".{file.name}.tmp")
-    unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    unfinished.write_text(text, encoding="utf-8")
     os.replace(unfinished, file)
 
 

@@ -86,11 +86,13 @@ __all__ = [
     "SAMPLE_COLUMNS",
     "SCHEMA_VERSION",
     "TABLES",
+    "WAY_OUT",
     "RunFolder",
 ]
 
 SCHEMA_VERSION = 1
-_AGAIN = "restore it, or replay again into another folder"
+WAY_OUT = "restore it, or replay again into another folder"
+"""What can be done about a folder that lost something, for errors."""
 TABLES = ("requests", "events", "samples")
 
 REQUEST_COLUMNS: Mapping[str, str] = {
@@ -228,7 +230,7 @@ class RunFolder:
         if self.summary_file.is_file():
             found = read_json_object(self.summary_file, "a run's summary")
             if not isinstance(found.get("state"), str):
-                raise ConfigurationError(f"{self.summary_file} has state={found.get('state')!r}: {_AGAIN}")
+                raise ConfigurationError(f"{self.summary_file} has state={found.get('state')!r}: {WAY_OUT}")
             return found
         return {
             "state": "interrupted",
@@ -283,7 +285,7 @@ class RunFolder:
             except pa.ArrowException as error:
                 raise ConfigurationError(f"{file} cannot be read: {error}. Replay again, or restore it") from error
         if self.summary_file.is_file():  # which is written last
-            raise ConfigurationError(f"{file} is missing: {_AGAIN}")
+            raise ConfigurationError(f"{file} is missing: {WAY_OUT}")
         from stream2llm_sdk.traces.run_journal import read_journal
         from stream2llm_sdk.traces.run_tables import tables_of
 

@@ -6,14 +6,13 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.traces.replayed_request import ReplayedRequest, ReplayEvent
+from stream2llm_sdk.traces.run_folder import WAY_OUT
 
 __all__ = ["Entry", "RunJournal", "read_journal"]
-
-_EVENT_LENGTH = 7
 
 Entry = dict[str, Any]
 """One line: `kind` is 'segment' (with `start_s`), 'request' (with `row` and `events`), 'sample' (with its columns), or
@@ -98,8 +97,7 @@ def read_journal(file: Path) -> Iterator[Entry]:
                 entry = _checked(json.loads(line))
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 raise ConfigurationError(
-                    f"{file}, line {number}: no entry of a journal ({type(error).__name__}: {error}): restore it, or "
-                    "replay again into another folder"
+                    f"{file}, line {number}: no entry of a journal ({type(error).__name__}: {error}): {WAY_OUT}"
                 ) from error
             yield entry
 
@@ -119,17 +117,13 @@ def _checked(entry: Any) -> Entry:
         case "request" | "event":
             if found["kind"] == "request":
                 ReplayedRequest.from_row(found["row"])
-            numbers = [event[2] for event in found["events"] if len(event) == _EVENT_LENGTH or _refuse(event)]
+            numbers = [run_s for _, _, run_s, _, _, _, _ in found["events"]]
         case kind:
             raise ValueError(f"kind {kind!r}")
     for number in numbers:
         if number is not None and not isinstance(number, int | float):
             raise TypeError(f"{number!r:.100} is no number")
     return found
-
-
-def _refuse(event: Any) -> NoReturn:
-    raise ValueError(f"{event!r:.100} is no event")
 
 
 def cut_torn_line(file: Path) -> None:

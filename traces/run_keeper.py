@@ -14,7 +14,7 @@ from stream2llm_sdk.files import FolderLock, require_own_folder, write_json
 from stream2llm_sdk.traces.extras import require_pyarrow
 from stream2llm_sdk.traces.replay_run import ReplayRun, RunState
 from stream2llm_sdk.traces.replayed_request import ReplayedRequest
-from stream2llm_sdk.traces.run_folder import TABLES, RunFolder
+from stream2llm_sdk.traces.run_folder import TABLES, WAY_OUT, RunFolder
 from stream2llm_sdk.traces.run_journal import Entry, RunJournal, read_journal
 from stream2llm_sdk.traces.run_metrics import write_run_metrics
 from stream2llm_sdk.traces.run_tables import latest_requests, tables_of, write_tables
@@ -150,7 +150,7 @@ def load_run(folder: RunFolder, num_expected: int | None = None) -> ReplayRun:
     if state == RunState.COMPLETE.value and len(requests) < num_expected:
         raise ConfigurationError(
             f"{folder.table_file('requests')} has {len(requests)} of the {num_expected} requests of a complete run: "
-            "restore it, or replay again into another folder"
+            f"{WAY_OUT}"
         )
     return ReplayRun(
         config,

@@ -17,8 +17,8 @@ _NOTE = (
     "Orderings are asked where memory is short. With the whole device a burst of long contexts is bound by prefill, "
     "which takes as long in any order: the mean then depends on the order, and the P95 is that of the longest outputs, "
     "which SVF serves last and FCFS at any time. Where chats come at random, queues are short: the P95 is again that "
-    "of the longest outputs, and which of SVF and FCFS has the lower one changes from draw to draw (0.87 to 1.08 of "
-    "each other in five). SVF bounds nobody's wait: see the longest one."
+    "of the longest outputs, and which of SVF and FCFS has the lower one may change from draw to draw. SVF bounds "
+    "nobody's wait: see the longest one."
 )
 
 

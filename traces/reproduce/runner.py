@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stream2llm_sdk.errors import ConfigurationError
+from stream2llm_sdk.files import write_whole
 from stream2llm_sdk.traces.reproduce.cells import Cell, Figures, Fit, run_cell
 from stream2llm_sdk.worker_pool import worker_pool
 
@@ -38,9 +39,7 @@ class Journal:
                 )
             self.figures.update(_kept(lines[1:]))
             kept = ({"cell": key, "figures": value} for key, value in self.figures.items())
-            unfinished = file.with_name(f".{file.name}.tmp")
-            unfinished.write_text("".join(json.dumps(entry) + "\n" for entry in [heading, *kept]), encoding="utf-8")
-            os.replace(unfinished, file)
+            write_whole(file, "".join(json.dumps(entry) + "\n" for entry in [heading, *kept]))
         except OSError as error:
             raise ConfigurationError(f"{file} cannot be kept: {error}. Give another folder") from error
 
