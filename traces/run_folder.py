@@ -91,7 +91,7 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 1
-WAY_OUT = "restore it, or replay again into another folder"
+WAY_OUT = "Restore the folder, or replay into a new one"
 """What can be done about a folder that lost something, for errors."""
 TABLES = ("requests", "events", "samples")
 
@@ -230,7 +230,7 @@ class RunFolder:
         if self.summary_file.is_file():
             found = read_json_object(self.summary_file, "a run's summary")
             if not isinstance(found.get("state"), str):
-                raise ConfigurationError(f"{self.summary_file} has state={found.get('state')!r}: {WAY_OUT}")
+                raise ConfigurationError(f"{self.summary_file} has state={found.get('state')!r}. {WAY_OUT}")
             return found
         return {
             "state": "interrupted",
@@ -284,8 +284,9 @@ class RunFolder:
                 return pa.parquet.read_table(file)
             except pa.ArrowException as error:
                 raise ConfigurationError(f"{file} cannot be read: {error}. Replay again, or restore it") from error
-        if self.summary_file.is_file():  # which is written last
-            raise ConfigurationError(f"{file} is missing: {WAY_OUT}")
+        # A summary is written last. Without the journal that tables are made of, they would read as empty ones.
+        if self.summary_file.is_file() and not self.journal_file.is_file():
+            raise ConfigurationError(f"{file} is missing. {WAY_OUT}")
         from stream2llm_sdk.traces.run_journal import read_journal
         from stream2llm_sdk.traces.run_tables import tables_of
 

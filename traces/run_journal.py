@@ -97,7 +97,7 @@ def read_journal(file: Path) -> Iterator[Entry]:
                 entry = _checked(json.loads(line))
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 raise ConfigurationError(
-                    f"{file}, line {number}: no entry of a journal ({type(error).__name__}: {error}): {WAY_OUT}"
+                    f"{file}, line {number}: no entry of a journal ({type(error).__name__}: {error}). {WAY_OUT}"
                 ) from error
             yield entry
 

@@ -149,7 +149,7 @@ def load_run(folder: RunFolder, num_expected: int | None = None) -> ReplayRun:
     num_expected = num_expected or int(config["traces"]["count"])
     if state == RunState.COMPLETE.value and len(requests) < num_expected:
         raise ConfigurationError(
-            f"{folder.table_file('requests')} has {len(requests)} of the {num_expected} requests of a complete run: "
+            f"{folder.table_file('requests')} has {len(requests)} of the {num_expected} requests of a complete run. "
             f"{WAY_OUT}"
         )
     return ReplayRun(

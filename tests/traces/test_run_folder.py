@@ -298,6 +298,14 @@ def test_a_damaged_line_of_a_journal_is_named(tmp_path: Path, line: str) -> None
         list(read_journal(file))
 
 
+def test_a_table_that_is_missing_is_made_of_the_journal_where_there_is_one(tmp_path: Path) -> None:
+    keeper = RunKeeper.begin(CONFIG, 2, tmp_path, anew=True)
+    keeper.journal.request(request(), ())
+    keeper.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    (tmp_path / "requests.parquet").unlink()
+    assert len(load_run(RunFolder.open(tmp_path)).requests) == 1
+
+
 def test_a_run_that_could_not_begin_leaves_the_folder_to_the_corrected_one(tmp_path: Path) -> None:
     keeper = RunKeeper.begin(CONFIG, 1, tmp_path / "run", anew=False)
     keeper.__exit__(ConfigurationError, ConfigurationError("no room"), None)

@@ -24,6 +24,7 @@ from stream2llm_sdk.traces.run_folder import (
     REQUEST_COLUMNS,
     SAMPLE_COLUMNS,
     TABLES,
+    WAY_OUT,
     RunFolder,
 )
 from stream2llm_sdk.traces.run_keeper import load_run
@@ -32,7 +33,6 @@ from stream2llm_sdk.trail import EventType
 __all__ = ["ReportedRun", "read_runs"]
 
 _COLUMNS = {"requests": REQUEST_COLUMNS, "events": EVENT_COLUMNS, "samples": SAMPLE_COLUMNS}
-_WAY_OUT = "Restore the folder, or replay into a new one"
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,12 @@ def _labels(paths: Sequence[Path]) -> list[str]:
 
 
 def _read(folder: RunFolder, label: str) -> ReportedRun:
-    _require_tables(folder)
+    if not folder.path.is_dir():
+        raise ConfigurationError(f"{folder.path} is no folder: give the folder that a replay wrote")
     summary = folder.summary()
     state = summary.get("state")
     if state not in (*RunState, "interrupted"):
-        raise ConfigurationError(f"{folder.summary_file} has state={state!r}, which no run has. {_WAY_OUT}")
+        raise ConfigurationError(f"{folder.summary_file} has state={state!r}, which no run has. {WAY_OUT}")
     tables = {name: _table(folder, name) for name in TABLES}
     try:
         run = load_run(folder)
@@ -125,7 +126,7 @@ def _read(folder: RunFolder, label: str) -> ReportedRun:
         if isinstance(error, ConfigurationError):
             raise
         raise ConfigurationError(
-            f"{folder.path} is damaged: {type(error).__name__} {error} while reading it. {_WAY_OUT}"
+            f"{folder.path} is damaged: {type(error).__name__} {error} while reading it. {WAY_OUT}"
         ) from error
     if not trails and state == "interrupted":
         raise ConfigurationError(
@@ -142,26 +143,15 @@ def _require_times(request: ReplayedRequest) -> None:
             raise ValueError(f"a time of request {request.request_id!r} is {at_s}")
 
 
-def _require_tables(folder: RunFolder) -> None:
-    """Without the journal that tables are made of, a table that is missing would read as an empty one."""
-    if not folder.path.is_dir():
-        raise ConfigurationError(f"{folder.path} is no folder: give the folder that a replay wrote")
-    if folder.journal_file.is_file() or not folder.summary_file.is_file():
-        return
-    for name in TABLES:
-        if not folder.table_file(name).is_file():
-            raise ConfigurationError(f"{folder.table_file(name)} is missing. {_WAY_OUT}")
-
-
 def _table(folder: RunFolder, name: str) -> Any:
     file = folder.table_file(name)
     try:
         table = getattr(folder, name)()
     except OSError as error:
-        raise ConfigurationError(f"{file} cannot be read: {error}. {_WAY_OUT}") from error
+        raise ConfigurationError(f"{file} cannot be read: {error}. {WAY_OUT}") from error
     missing = [column for column in _COLUMNS[name] if column not in table.column_names]
     if missing:
-        raise ConfigurationError(f"{file} lacks the column {missing[0]!r}. {_WAY_OUT}")
+        raise ConfigurationError(f"{file} lacks the column {missing[0]!r}. {WAY_OUT}")
     return table
 
 
@@ -182,7 +172,7 @@ def _marks(events: Any, folder: RunFolder) -> dict[str, list[Mark]]:
             mark = Mark(EventType(event), run_s, figures)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
-                f"{folder.table_file('events')}, row {row}: no event of a trail ({error}). {_WAY_OUT}"
+                f"{folder.table_file('events')}, row {row}: no event of a trail ({error}). {WAY_OUT}"
             ) from error
         found[request_id].append(mark)
     for marks in found.values():
