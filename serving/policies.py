@@ -46,6 +46,8 @@ class Standing:
         final_num_tokens: the length that its prompt is expected to end with; the length itself once it is complete.
         completion_s: when an open prompt is expected to be complete, or when it was, on the monotonic clock.
         last_chunk_s: when its last chunk arrived, on the monotonic clock.
+        num_available_tokens: its first tokens of which there is KV: computed on the device, or to be loaded from host
+            memory.
         num_output_tokens: the output that it is expected to give, in all.
         class_num_output_tokens: mean output of the class that it is expected to be in, long or short (1 bit).
     """
@@ -56,6 +58,7 @@ class Standing:
     final_num_tokens: int
     completion_s: float
     last_chunk_s: float
+    num_available_tokens: int
     num_output_tokens: float
     class_num_output_tokens: float = 0.0
 
@@ -142,7 +145,8 @@ class LCAS(_Policy):
 
 
 class MCPS(_Policy):
-    """Most Chunks Processed Scheduling: most computed tokens first (Stream2LLM's `mcps`)."""
+    """Most Chunks Processed Scheduling: most computed tokens first (Stream2LLM's `mcps`), whether their KV is on the
+    device or in host memory."""
 
     name = "MCPS"
     plans_plain_requests = True
@@ -150,7 +154,7 @@ class MCPS(_Policy):
     follows_output = True
 
     def key(self, standing: Standing) -> Key:
-        return (standing.request.priority, -standing.request.num_computed_tokens)
+        return (standing.request.priority, -standing.num_available_tokens)
 
 
 class SJF(_Policy):
@@ -208,7 +212,7 @@ class SRPF(_Policy):
         request = standing.request
         if standing.is_open:
             return (True, request.priority, standing.completion_s)
-        num_left = max(0, request.num_prompt_tokens - request.num_computed_tokens)
+        num_left = max(0, request.num_prompt_tokens - standing.num_available_tokens)
         # The time since completion is the same now for all: what it adds to a key can be left out.
         return (False, request.priority, num_left + self.ageing * standing.completion_s)
 

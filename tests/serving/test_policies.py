@@ -45,13 +45,14 @@ OPEN, FINISHED, PLAIN = prompt(is_open=True), prompt(is_open=False), None
 
 def standing(streaming: StreamingPrompt | None = PLAIN, **facts: Any) -> Standing:
     """A request that waits, with nothing computed and nothing expected of it but what `facts` say."""
-    values = {"priority": 0, "arrival_time": 0.0, "num_prompt_tokens": 100, "num_computed_tokens": 0}
+    values = {"priority": 0, "arrival_time": 0.0, "num_prompt_tokens": 100}
     request: Any = SimpleNamespace(**{name: facts.pop(name, value) for name, value in values.items()})
     expected = {
         "is_admitted": False,
         "final_num_tokens": request.num_prompt_tokens,
         "completion_s": 0.0,
         "last_chunk_s": 0.0,
+        "num_available_tokens": 0,
         "num_output_tokens": 10,
     }
     return Standing(request, streaming, **{**expected, **facts})
@@ -114,9 +115,9 @@ def test_mcps_serves_the_most_computed_first_open_or_not() -> None:
     assert order(
         MCPS(),
         {
-            "little": standing(num_computed_tokens=10),
-            "much": standing(OPEN, num_computed_tokens=90),
-            "none": standing(num_computed_tokens=0),
+            "little": standing(num_available_tokens=10),
+            "much": standing(OPEN, num_available_tokens=90),
+            "none": standing(num_available_tokens=0),
         },
     ) == ["much", "little", "none"]
 
@@ -161,8 +162,8 @@ def test_srpf_serves_the_least_remaining_prefill_first_and_open_prompts_by_their
             "open, unknown": standing(OPEN, completion_s=math.inf),
             "open, soon": standing(OPEN, completion_s=2.0, num_prompt_tokens=9_000),
             "long": standing(num_prompt_tokens=9_000),
-            "nearly done": standing(num_prompt_tokens=10_000, num_computed_tokens=9_900),
-            "decoding": standing(num_prompt_tokens=100, num_computed_tokens=140),
+            "nearly done": standing(num_prompt_tokens=10_000, num_available_tokens=9_900),
+            "decoding": standing(num_prompt_tokens=100, num_available_tokens=140),
         },
     ) == ["decoding", "nearly done", "long", "open, soon", "open, late", "open, unknown"]
 

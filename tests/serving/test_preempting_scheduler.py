@@ -16,6 +16,7 @@ from prompt_scripts import SCHEDULER, Prompts, tokens
 from scheduler_checks import SchedulerChecks
 
 from stream2llm_sdk.serving.cost_model import H200_LLAMA_8B, CostCurve, CostModel
+from stream2llm_sdk.serving.policies import POLICIES, SRPF
 from stream2llm_sdk.serving.simulator.host_memory import CheckedSwap
 from stream2llm_sdk.serving.swap import swap_config
 from stream2llm_sdk.testing.core_driver import CoreDriver
@@ -105,6 +106,24 @@ def test_what_the_prefix_cache_would_give_back_is_not_worth_a_copy(model: Path, 
         scheduler._num_blocks_short = 3
         assert scheduler._victim_facts(scheduler.requests["victim"]).num_tokens_cached_again == 56 - 24
         scheduler._num_blocks_short = 0
+
+
+@pytest.mark.parametrize(("mode", "first"), [("swap", "victim"), ("recompute", "other")])
+def test_what_host_memory_gives_back_is_no_prefill_left_for_srpf(
+    model: Path, mode: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(POLICIES, "SRPF", lambda: SRPF(ageing=0.0))
+    rng = random.Random(5)
+    with core(model, policy="SRPF", preemption_mode=mode) as prompts:
+        prompts.open_stream("victim", tokens(rng, HELD))
+        prompts.driver.run_until_idle()
+        prompts.add_plain("evicts it", tokens(rng, BESIDE))
+        prompts.driver.run_until_idle()
+        prompts.driver.outputs.clear()
+        prompts.add_plain("other", tokens(rng, 40))
+        prompts.append("victim", tokens(rng, 8), final=True)
+        prompts.driver.run_until_idle()
+        assert next(iter(prompts.driver.outputs)) == first
 
 
 def test_a_cost_model_of_another_machine_is_used_and_said_to_be_one(
