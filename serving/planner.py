@@ -30,7 +30,7 @@ class Candidate:
         is_ready: whether it may be scheduled now.
         needs_slot: whether admitting it takes one of the engine's request slots.
         frees_slot: whether preempting it returns a slot.
-        takes_one: whether it runs and wants one token, as one that decodes does.
+        takes_one: whether it decodes and wants one token, as most do.
         is_idle: an open stream that waits for its next chunk.
         is_guarded: it lost its KV before and has not got past that point yet.
         tenant: who it belongs to.
@@ -66,7 +66,8 @@ class Limits:
     Attributes:
         num_tokens: the step's token budget.
         num_tokens_per_prefill: longest prefill chunk of one request; 0 for no limit.
-        num_open_tokens: most tokens of prompts that are open; 0 for no limit.
+        num_open_tokens: most tokens of prompts that are open, which get none at all where a complete one ends its
+            prefill: its first token would wait for theirs. 0 for no limit.
         num_slots: free request slots.
         num_running: requests that run.
         watermark_blocks: blocks that stay free when a waiting request is admitted beside running ones.
@@ -98,6 +99,7 @@ class Plan:
         num_blocks_short: those of them beyond the ones that were free.
         nothing_to_compute: requests of which the prefix cache turned out to hold all that may be computed now.
         trimmed: requests that got less than they wanted.
+        defers_open: whether open prompts get nothing, because a complete one ends its prefill.
     """
 
     num_tokens: dict[str, int] = field(default_factory=dict)
@@ -105,6 +107,7 @@ class Plan:
     victims: list[Request] = field(default_factory=list)
     nothing_to_compute: list[Request] = field(default_factory=list)
     trimmed: set[str] = field(default_factory=set)
+    defers_open: bool = False
     is_forced: bool = False
     num_blocks: int = 0
     num_blocks_short: int = 0
@@ -265,6 +268,9 @@ class _Walk:
             self.plan.admitted.append(candidate.request)
         if num_new < num_wanted:
             self.plan.trimmed.add(candidate.request.request_id)
+        elif self.limits.num_open_tokens and _is_in_prefill(candidate):
+            self.num_open_tokens = 0
+            self.plan.defers_open = True
 
     def _fit(
         self,
@@ -350,3 +356,9 @@ class _Walk:
         if holder.is_guarded and self.plan.num_tokens:
             return False
         return is_later
+
+
+def _is_in_prefill(candidate: Candidate) -> bool:
+    """Whether what it wants is the rest of a complete prompt."""
+    request = candidate.request
+    return not candidate.num_held_back and bool(request.num_computed_tokens < request.num_prompt_tokens)

@@ -85,7 +85,8 @@ class SchedulingPolicy(Protocol):
         looks_ahead: what is admitted only if it and all that were admitted can run to their ends in the memory there
             is: "all", "complete" requests (open ones give way to them anyway), or "none".
         open_share: largest share of a step's tokens that goes to open prompts. A step is not interrupted: whoever
-            becomes complete meanwhile waits for its end, and who completes in it waits for all of it.
+            becomes complete meanwhile waits for its end. Who ends its prefill in a step waits for all of it, so that
+            below 1 open prompts get nothing in such a step.
     """
 
     name: str

@@ -36,7 +36,7 @@ _BLOCKED = (
 )
 
 
-_MANY_OPEN = 8
+_MANY_OPEN = 16
 """Open prompts with something to compute, from which on they may have the whole step."""
 
 _MOST_OPEN_TOKENS = 2_048
@@ -257,7 +257,7 @@ class Stream2LLMScheduler(AdmittingScheduler):
             is_ready=running or self._is_ready(request),
             needs_slot=not keeps_slot,
             frees_slot=keeps_slot,
-            takes_one=running and num_wanted == 1,
+            takes_one=running and num_wanted == 1 and request.num_computed_tokens >= request.num_prompt_tokens,
         )
         if prompt is not None:
             candidate.tenant = prompt.tenant

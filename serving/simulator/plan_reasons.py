@@ -69,6 +69,8 @@ class PlanReasons:
             return "it is not ready yet"
         if not self._has_budget:
             return "the step's tokens are used up"
+        if candidate.num_held_back and self._plan.defers_open:
+            return "a complete prompt ends its prefill in this step, and would wait for more than that"
         if candidate.num_held_back and not self._has_open_budget:
             return "the share of the step for open prompts is used up"
         if candidate.needs_slot and self._limits.num_slots <= len(self._plan.admitted):

@@ -76,6 +76,14 @@ def test_victims_lose_what_somebody_takes(plans: PlanLog) -> None:
             assert "waits for its next chunk" in victim.reason or (taker.place or 0) < (victim.place or 10**6)
 
 
+def test_open_prompts_are_told_why_they_get_little_or_nothing(load: list[SimulatedRequest]) -> None:
+    log = PlanLog()
+    simulate(load, policy="SRPF", num_gpu_blocks=10 * NUM_BLOCKS, plans=log)
+    reasons = {request.reason for step in log for request in step.requests}
+    assert "a complete prompt ends its prefill in this step, and would wait for more than that" in reasons
+    assert "the share of the step for open prompts is used up" in reasons
+
+
 def test_only_what_is_asked_for_is_kept(load: list[SimulatedRequest], plans: PlanLog) -> None:
     log = PlanLog(keep=lambda plan: plan.victims)
     simulate(load, policy="FCFS", num_gpu_blocks=NUM_BLOCKS, plans=log)

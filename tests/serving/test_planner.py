@@ -49,6 +49,12 @@ class Blocks:
 def candidate(name: str, rank: int, num_wanted: int, *, num_computed: int = 0, **changes: Any) -> Candidate:
     """A waiting request that is ready; one with computed tokens may lose its blocks."""
     is_evictable = changes.pop("is_evictable", num_computed > 0)
+    request: Any = SimpleNamespace(
+        request_id=name,
+        num_computed_tokens=num_computed,
+        num_prompt_tokens=changes.pop("num_prompt_tokens", num_computed + num_wanted),
+        is_evictable=is_evictable,
+    )
     values: dict[str, Any] = {
         "num_held_back": 0,
         "is_running": False,
@@ -58,7 +64,6 @@ def candidate(name: str, rank: int, num_wanted: int, *, num_computed: int = 0, *
         "takes_one": changes.get("is_running", False) and changes.get("is_ready", True) and num_wanted == 1,
         **changes,
     }
-    request: Any = SimpleNamespace(request_id=name, num_computed_tokens=num_computed, is_evictable=is_evictable)
     return Candidate(request, (rank,), num_wanted, **values)
 
 
@@ -98,10 +103,34 @@ def names(requests: list[Any]) -> list[str]:
 
 def test_open_prompts_get_their_part_of_the_budget_only() -> None:
     open_ones = [candidate(name, rank, 30, num_held_back=1) for rank, name in ((1, "open"), (3, "also open"))]
-    made = plan([*open_ones, candidate("complete", 2, 50)], Blocks(90), num_tokens=100, num_open_tokens=40)
-    assert made.num_tokens == {"open": 30, "complete": 50, "also open": 10}
+    made = plan(open_ones, Blocks(90), num_tokens=100, num_open_tokens=40)
+    assert made.num_tokens == {"open": 30, "also open": 10}
     assert made.trimmed == {"also open"}
     assert plan(open_ones, Blocks(90), num_tokens=100).num_tokens == {"open": 30, "also open": 30}
+
+
+def test_open_prompts_get_nothing_where_a_complete_one_ends_its_prefill() -> None:
+    """It would wait for theirs. Where they may have everything, they get what is left."""
+    ends, other = candidate("ends", 1, 50), candidate("open", 2, 30, num_held_back=1)
+    made = plan([ends, other], Blocks(90), num_open_tokens=40)
+    assert (made.num_tokens, made.defers_open) == ({"ends": 50}, True)
+    made = plan([ends, other], Blocks(90))
+    assert (made.num_tokens, made.defers_open) == ({"ends": 50, "open": 30}, False)
+
+
+def test_open_prompts_get_their_part_beside_what_decodes_or_goes_on_with_its_prefill() -> None:
+    other = candidate("open", 2, 30, num_held_back=1)
+    decodes = candidate("decodes", 1, 1, num_computed=70, num_prompt_tokens=60, is_running=True)
+    speculates = candidate("speculates", 1, 5, num_computed=70, num_prompt_tokens=60, is_running=True)
+    long = candidate("long", 1, 50)
+    held = {"decodes": 20, "speculates": 20}
+    for beside, limits, num_granted in (
+        (decodes, {}, 1),
+        (speculates, {}, 5),
+        (long, {"num_tokens_per_prefill": 25}, 25),
+    ):
+        made = plan([beside, other], Blocks(90, held=held), num_open_tokens=20, **limits)
+        assert made.num_tokens == {beside.request.request_id: num_granted, "open": 20}
 
 
 def test_tokens_go_by_rank_until_the_budget_is_spent() -> None:

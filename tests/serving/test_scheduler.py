@@ -149,14 +149,24 @@ def test_few_open_streams_are_computed_in_short_steps_under_srpf(core: Core, tex
         requests.open_stream("alone", text(65))
         requests.step(2)
         assert requests.scheduled[-2:] == [{"alone": 16}, {"alone": 16}], "a quarter of the step"
-        for index in range(7):
+        for index in range(15):
             requests.open_stream(f"open-{index}", text(65))
         requests.step()
-        assert sum(requests.scheduled[-1].values()) == 64
-        requests.add_plain("complete", text(50), max_tokens=2)
-        requests.step()
-        assert requests.scheduled[-1]["complete"] == 50
-        assert sum(requests.scheduled[-1].values()) == 64
+        assert sum(requests.scheduled[-1].values()) == 64, "many of them have the whole step"
+
+
+@pytest.mark.parametrize("num_left", [1, 50])
+def test_under_srpf_nothing_of_open_streams_is_computed_where_a_prompt_ends(
+    core: Core, text: Any, num_left: int
+) -> None:
+    """Its first token would wait for it."""
+    with core(policy="SRPF", max_num_batched_tokens=64, num_gpu_blocks=120) as requests:
+        requests.open_stream("complete", text(20))
+        requests.run_until_idle()
+        requests.open_stream("open", text(65))
+        requests.append("complete", text(num_left - 1), final=True)
+        requests.step(2)
+        assert requests.scheduled[-2:] == [{"complete": num_left}, {"open": 16, "complete": 1}], "then beside decoding"
 
 
 @pytest.mark.parametrize("policy", ["FCFS", "DEFAULT_VLLM"])
