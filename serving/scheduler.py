@@ -396,6 +396,7 @@ class Stream2LLMScheduler(AdmittingScheduler):
             self._may_swap = True
         if self.swap is not None:
             self.swap.reset_cache()
+            self._reorder_all([request for _, request in self.order])
         return done
 
     def _show_only(self, plan: Plan) -> list[_HiddenQueue]:

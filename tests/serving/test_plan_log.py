@@ -78,7 +78,7 @@ def test_victims_lose_what_somebody_takes(plans: PlanLog) -> None:
 
 def test_open_prompts_are_told_why_they_get_little_or_nothing(load: list[SimulatedRequest]) -> None:
     log = PlanLog()
-    simulate(load, policy="SRPF", num_gpu_blocks=10 * NUM_BLOCKS, plans=log)
+    simulate(load * 3, policy="SRPF", num_gpu_blocks=10 * NUM_BLOCKS, plans=log)
     reasons = {request.reason for step in log for request in step.requests}
     assert "a complete prompt ends its prefill in this step, and would wait for more than that" in reasons
     assert "the share of the step for open prompts is used up" in reasons
