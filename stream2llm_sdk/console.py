@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from stream2llm_sdk.errors import ConfigurationError, Stream2LLMError
 
-__all__ = ["STOPPED", "counted", "is_given", "json_object", "shown_errors"]
+__all__ = ["STOPPED", "counted", "is_given", "json_object", "refuse_without", "shown_errors"]
 
 STOPPED = 130
 """The exit status that shells expect of a command that Ctrl-C ended."""
@@ -45,6 +45,17 @@ def is_given(context: typer.Context, name: str) -> bool:
     """Whether the user gave the option of this parameter, rather than leaving it at its default."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
+
+
+def refuse_without(context: typer.Context, needed: str, is_there: bool, names: Iterable[str]) -> None:
+    """Refuses those of the parameters `names` that the user gave where the option `needed` is not there.
+
+    Raises:
+        ConfigurationError: they would have no effect.
+    """
+    if not is_there and (idle := [f"--{name.replace('_', '-')}" for name in names if is_given(context, name)]):
+        has = "has" if len(idle) == 1 else "have"
+        raise ConfigurationError(f"{', '.join(idle)} {has} no effect without {needed}: add that, or leave them out")
 
 
 def json_object(option: str, text: str | None) -> dict[str, Any] | None:

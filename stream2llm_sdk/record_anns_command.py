@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from stream2llm_sdk.console import is_given, json_object
+from stream2llm_sdk.console import is_given, json_object, refuse_without
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.record_ray_options import RayActorsOption, RayOption, outcome_source
 from stream2llm_sdk.record_run import (
@@ -129,7 +129,10 @@ def anns(
         from stream2llm_sdk.retrievers.diskann.search_options import EarlyStop, EmissionGate, SearchOptions
         from stream2llm_sdk.traces.recording.questions import read_questions
 
-        _refuse_without_effect(context, gate, corpus)
+        refuse_without(context, "--gate", gate, ("gate_expansions", "gate_rank"))
+        refuse_without(
+            context, "--corpus", corpus is not None, ("passage_tokens", "corpus_limit", "filterable", "skip_bad")
+        )
         if search_list_size < k and is_given(context, "search_list_size"):
             raise ConfigurationError(f"-L {search_list_size} is less than -k {k}: L is at least k")
         if cold and (concurrency or 1) > 1:
@@ -164,22 +167,6 @@ def anns(
             outcomes=outcomes,
             measure=None if ray else partial(_measured, spec),
         )
-
-
-_OF_GATE = {"gate_expansions": "--gate-expansions", "gate_rank": "--gate-rank"}
-_OF_CORPUS = {
-    "passage_tokens": "--passage-tokens",
-    "corpus_limit": "--corpus-limit",
-    "filterable": "--filterable",
-    "skip_bad": "--skip-bad",
-}
-
-
-def _refuse_without_effect(context: typer.Context, gate: bool, corpus: str | None) -> None:
-    for needed, is_there, options in (("--gate", gate, _OF_GATE), ("--corpus", corpus is not None, _OF_CORPUS)):
-        if not is_there and (idle := [option for name, option in options.items() if is_given(context, name)]):
-            has = "has" if len(idle) == 1 else "have"
-            raise ConfigurationError(f"{', '.join(idle)} {has} no effect without {needed}: add that, or leave them out")
 
 
 def _check_out(out: Path, index: Path) -> None:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from stream2llm_sdk.console import STOPPED, counted, shown_errors
+from stream2llm_sdk.console import STOPPED, counted, refuse_without, shown_errors
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.option_names import OptionNames, called_by_options
 from stream2llm_sdk.trace_options import (
@@ -73,6 +73,7 @@ class _Serving:
 
 
 def replay(
+    context: typer.Context,
     traces: Annotated[Path, typer.Argument(help=SOURCE_HELP)],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="The run's folder. A stopped run in it goes on.")],
     model: Annotated[
@@ -122,6 +123,7 @@ def replay(
     continues it, and begins a simulation anew. The folder holds requests, events and samples as Parquet, and the
     published `run_metrics.csv`.
     """
+    from stream2llm_sdk.serving.policies import make_policy
     from stream2llm_sdk.traces.replay import ReplayOptions
 
     console = Console()
@@ -130,6 +132,11 @@ def replay(
             raise ConfigurationError(
                 f"--host-kv-gib {host_kv_gib}: give more than 0 and at most {_MOST_HOST_KV_GIB:,}, or leave it out"
             )
+        refuse_without(context, "--rate", rate is not None, ("variation", "seed"))
+        refuse_without(context, "--arrivals", arrivals is not None, ("arrivals_are",))
+        refuse_without(context, "--simulate", simulate, ("hardware",))
+        if policy is not None:
+            make_policy(policy)
         serving = _Serving(
             model,
             policy,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from stream2llm_sdk.console import is_given, shown_errors
+from stream2llm_sdk.console import is_given, refuse_without, shown_errors
 from stream2llm_sdk.errors import ConfigurationError
-from stream2llm_sdk.option_names import called_by_options
+from stream2llm_sdk.option_names import OptionNames, called_by_options
 from stream2llm_sdk.trace_options import (
     ArrivalsOption,
     DropOption,
@@ -57,6 +57,9 @@ _KINDS_OF = {"update_share": ("mixed",), **dict.fromkeys(_OF_SEARCHES, ("anns", 
 """Which kinds have what an option is about, where not all have it."""
 
 
+_NAMES = OptionNames({"median": "--max-tokens", "spread": "--output-spread"}, ((r"most=", ""),))
+
+
 def synth(
     context: typer.Context,
     kind: Annotated[Kind, typer.Argument(help="Web crawls, vector searches on disk, or both.")],
@@ -91,7 +94,7 @@ def synth(
         int | None, typer.Option(min=1, help="Output tokens; with --output-spread their median.")
     ] = None,
     output_spread: Annotated[
-        float | None, typer.Option(help="Standard deviation of the logarithm of the numbers of output tokens.")
+        float | None, typer.Option(help="Std of the logarithm of the numbers of output tokens, which are cut at 4,096.")
     ] = None,
     max_prompt_tokens: Annotated[
         int | None, typer.Option(help="Longer prompts are halved. Left out, 125,000 for crawls, 110,000 for searches.")
@@ -124,7 +127,8 @@ def synth(
         if output_spread is not None:
             if max_tokens is None:
                 raise ConfigurationError("--output-spread needs --max-tokens, the median")
-            length = OutputLength(median=max_tokens, spread=output_spread)
+            with called_by_options(_NAMES):
+                length = OutputLength(median=max_tokens, spread=output_spread)
         options = SynthesisOptions(
             delay_multiplier=delay_multiplier,
             search_gap=search_gap.value,
@@ -149,6 +153,11 @@ def _check_options(context: typer.Context, kind: Kind) -> None:
         if is_given(context, name) and kind.value not in kinds:
             option, own = f"--{name.replace('_', '-')}", " and ".join(kinds)
             raise ConfigurationError(f"{option} is for {own}: leave it out, it has no effect on {kind.value}")
+    given = context.params
+    refuse_without(context, "--rate", given["rate"] is not None, ("variation", "arrival_seed"))
+    refuse_without(context, "--arrivals", given["arrivals"] is not None, ("arrivals_are",))
+    has_shared = bool(given["num_shared_documents"])
+    refuse_without(context, "--num-shared-documents", has_shared, ("popularity_exponent",))
 
 
 def _arrivals(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.traces.arrivals_file import read_arrival_times
 from stream2llm_sdk.traces.distributions import FloatArray, generator
+from stream2llm_sdk.value_checks import is_number, is_whole
 
 __all__ = ["Arrivals", "read_arrivals"]
 
@@ -43,15 +44,20 @@ class Arrivals:
     def __post_init__(self) -> None:
         for name in ("rate_per_s", "burst_every_s"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigurationError(f"{name}={value!r} must be finite and above 0")
-        if not 0 <= self.variation <= _MOST_VARIATION:
+            if value is not None and not is_number(value, above=True):
+                raise ConfigurationError(f"{name}={value!r:.80} must be finite and above 0")
+            object.__setattr__(self, name, None if value is None else float(value))
+        if not is_number(self.variation, 0, _MOST_VARIATION):
             raise ConfigurationError(
-                f"variation={self.variation!r} must be 0 to {_MOST_VARIATION}; 1 is a Poisson process"
+                f"variation={self.variation!r:.80} must be 0 to {_MOST_VARIATION}; 1 is a Poisson process"
             )
-        if self.burst_size > _MOST_AT_ONCE:
-            raise ConfigurationError(f"burst_size={self.burst_size!r} must be at most {_MOST_AT_ONCE:,}")
-        if (self.burst_every_s is None) != (self.burst_size == 0) or self.burst_size < 0:
+        object.__setattr__(self, "variation", float(self.variation))
+        if not is_whole(self.burst_size, 0, _MOST_AT_ONCE):
+            raise ConfigurationError(
+                f"burst_size={self.burst_size!r:.80} must be a whole number of 0 to {_MOST_AT_ONCE:,}"
+            )
+        object.__setattr__(self, "burst_size", int(self.burst_size))
+        if (self.burst_every_s is None) != (self.burst_size == 0):
             raise ConfigurationError(
                 f"burst_every_s={self.burst_every_s!r} and burst_size={self.burst_size!r} go together: give both"
             )
@@ -68,8 +74,8 @@ class Arrivals:
         Raises:
             ConfigurationError: so many were not recorded.
         """
-        if num_arrivals < 0:
-            raise ConfigurationError(f"num_arrivals={num_arrivals!r} must be 0 or more")
+        if not is_whole(num_arrivals, 0):
+            raise ConfigurationError(f"num_arrivals={num_arrivals!r:.80} must be a whole number, 0 or more")
         times = np.concatenate([self._alone(num_arrivals, seed), self._bursts(num_arrivals)])
         if len(times) < num_arrivals:
             raise ConfigurationError(
@@ -99,9 +105,11 @@ def read_arrivals(path: str | Path, *, delays: bool = False) -> Arrivals:
     return Arrivals(recorded_s=tuple(read_arrival_times(path, delays=delays)))
 
 
-def _checked_times(times: Iterable[float]) -> tuple[float, ...]:
-    checked = tuple(float(time_s) for time_s in times)
+def _checked_times(times: Any) -> tuple[float, ...]:
+    if isinstance(times, str) or not isinstance(times, Iterable):
+        raise ConfigurationError(f"recorded_s={times!r:.80} must be times in seconds")
+    checked = tuple(times)
     for time_s in checked:
-        if not 0 <= time_s < math.inf:
-            raise ConfigurationError(f"recorded_s holds {time_s!r}: all must be finite, 0 or more")
-    return checked
+        if not is_number(time_s):
+            raise ConfigurationError(f"recorded_s holds {time_s!r:.80}: all must be finite numbers, 0 or more")
+    return tuple(map(float, checked))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
@@ -11,6 +10,7 @@ from typing import Any
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.traces.arrivals import Arrivals
 from stream2llm_sdk.traces.trace import Trace
+from stream2llm_sdk.value_checks import is_number, is_whole
 
 __all__ = ["OnError", "ReplayOptions"]
 
@@ -67,14 +67,15 @@ class ReplayOptions:
     def __post_init__(self) -> None:
         for name in ("streaming", "ignore_eos"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
-        self._require("delay_multiplier", _is_number(self.delay_multiplier, 0.0), "a finite number, 0 or more")
-        for name in ("time_scale", "sample_every_s"):
-            self._require(name, _is_number(getattr(self, name), 0.0, above=True), "a finite number above 0")
+        for name, above in (("delay_multiplier", False), ("time_scale", True), ("sample_every_s", True)):
+            wanted = "a finite number above 0" if above else "a finite number, 0 or more"
+            self._require(name, is_number(getattr(self, name), above=above), wanted)
+            object.__setattr__(self, name, float(getattr(self, name)))
         for name, least in (("seed", 0), ("max_tokens", 1), ("concurrency", 1), ("limit", 1)):
             value = getattr(self, name)
             if value is not None or name in ("seed", "max_tokens"):
-                is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
-                self._require(name, is_count, f"a whole number, at least {least}")
+                self._require(name, is_whole(value, least), f"a whole number, at least {least}")
+                object.__setattr__(self, name, int(value))
         self._require("policy", isinstance(self.policy, str), "a name")
         self._require("tenant", isinstance(self.tenant, (str, type(None))), "a name, or None")
         self._require("arrivals", isinstance(self.arrivals, (Arrivals, type(None))), "Arrivals, or None")
@@ -123,9 +124,3 @@ def _recorded_s(trace: Trace) -> float:
             f"trace {trace.trace_id!r} has no arrival_s: say when questions come, like arrivals=Arrivals(rate_per_s=1)"
         )
     return trace.arrival_s
-
-
-def _is_number(value: Any, least: float, *, above: bool = False) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return least <= value < math.inf and (value > least or not above)

@@ -14,6 +14,7 @@ from stream2llm_sdk.traces.synthesis_options import NUM_QUESTION_TOKENS, OutputL
 from stream2llm_sdk.traces.synthetic_crawls import Crawl, draw_crawls
 from stream2llm_sdk.traces.synthetic_searches import Search, draw_searches
 from stream2llm_sdk.traces.trace import NUM_TOKENS, TimedUpdate, Trace
+from stream2llm_sdk.value_checks import is_whole
 
 __all__ = ["OutputLength", "SynthesisOptions", "TraceKind", "synthesize"]
 
@@ -51,7 +52,8 @@ def synthesize(
     Raises:
         ConfigurationError: the kind is unknown, a number is negative, or fewer arrivals were recorded.
     """
-    _check(kind, num_queries, seed)
+    arrival_seed = seed if arrival_seed is None else arrival_seed
+    _check(kind, num_queries, seed, arrival_seed)
     is_search = _which_are_searches(kind, num_queries, seed, options.update_share)
     num_searches = sum(is_search)
     crawls = iter(draw_crawls(num_queries - num_searches, seed=seed, options=options))
@@ -59,7 +61,7 @@ def synthesize(
     assembly = _Assembly(seed, texts=options.texts)
     columns = zip(
         is_search,
-        _arrivals(num_queries, seed if arrival_seed is None else arrival_seed, options),
+        _arrivals(num_queries, arrival_seed, options),
         _tenants(num_queries, seed, options),
         _output_lengths(num_queries, seed, options),
         strict=True,
@@ -77,12 +79,12 @@ def synthesize(
     return traces
 
 
-def _check(kind: str, num_queries: int, seed: int) -> None:
+def _check(kind: str, num_queries: int, seed: int, arrival_seed: int) -> None:
     if kind not in get_args(TraceKind):
         raise ConfigurationError(f"kind={kind!r}: choose one of {', '.join(get_args(TraceKind))}")
-    for name, value in (("num_queries", num_queries), ("seed", seed)):
-        if value < 0:
-            raise ConfigurationError(f"{name}={value!r} must be 0 or more")
+    for name, value in (("num_queries", num_queries), ("seed", seed), ("arrival_seed", arrival_seed)):
+        if not is_whole(value, 0):
+            raise ConfigurationError(f"{name}={value!r:.80} must be a whole number, 0 or more")
 
 
 def _which_are_searches(kind: TraceKind, num_queries: int, seed: int, update_share: float) -> list[bool]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.traces.arrivals import Arrivals
+from stream2llm_sdk.value_checks import is_number, is_whole
 
 __all__ = ["NUM_QUESTION_TOKENS", "NUM_TEMPLATE_TOKENS", "OutputLength", "SynthesisOptions"]
 
@@ -37,10 +37,14 @@ class OutputLength:
     most: int = 4_096
 
     def __post_init__(self) -> None:
-        if not (1 <= self.median < math.inf and 0 <= self.spread < math.inf and self.most >= 1):
+        if not is_whole(self.most, 1):
+            raise ConfigurationError(f"most={self.most!r:.80} must be a whole number, at least 1")
+        if not is_number(self.median, 1, self.most):
             raise ConfigurationError(
-                f"median={self.median!r} and most={self.most!r} must be at least 1, spread={self.spread!r} at least 0"
+                f"median={self.median!r:.80} must be 1 to most={self.most}, to which longer outputs are cut"
             )
+        if not is_number(self.spread):
+            raise ConfigurationError(f"spread={self.spread!r:.80} must be finite, 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,32 +92,37 @@ class SynthesisOptions:
 
     def __post_init__(self) -> None:
         for name in ("delay_multiplier", "popularity_exponent"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigurationError(f"{name}={getattr(self, name)!r} must be finite, 0 or more")
+            self._require(name, is_number(getattr(self, name)), "be a finite number, 0 or more")
         for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigurationError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(allowed)}")
-        if not 0 <= self.update_share <= 1:
-            raise ConfigurationError(f"update_share={self.update_share!r} must be between 0 and 1")
+            self._require(name, getattr(self, name) in allowed, f"be one of {', '.join(allowed)}")
+        self._require("update_share", is_number(self.update_share, 0, 1), "be a number between 0 and 1")
+        self._require("texts", isinstance(self.texts, bool), "be True or False")
+        self._require("arrivals", isinstance(self.arrivals, Arrivals | None), "be Arrivals, or None")
         self._check_sizes()
-        if any(not 0 < weight < math.inf for weight in self.tenants.values()):
-            raise ConfigurationError(f"tenants={dict(self.tenants)!r}: weights must be finite and above 0")
+        self._require("tenants", isinstance(self.tenants, Mapping), "have a weight for each name")
+        for name, weight in self.tenants.items():
+            if not isinstance(name, str) or not is_number(weight, above=True):
+                raise ConfigurationError(
+                    f"tenants={dict(self.tenants)!r:.200}: weights must be finite and above 0, and names be texts"
+                )
+
+    def _require(self, name: str, holds: bool, wanted: str) -> None:
+        if not holds:
+            raise ConfigurationError(f"{name}={getattr(self, name)!r:.80} must {wanted}")
 
     def _check_sizes(self) -> None:
-        if not 1 <= self.num_documents <= _MOST_DOCUMENTS:
-            raise ConfigurationError(f"num_documents={self.num_documents!r} must be 1 to {_MOST_DOCUMENTS:,}")
-        if self.num_shared_documents > _MOST_SHARED_DOCUMENTS:
-            raise ConfigurationError(
-                f"num_shared_documents={self.num_shared_documents!r} must be at most {_MOST_SHARED_DOCUMENTS:,}"
-            )
+        for name, least, most in (
+            ("num_documents", 1, _MOST_DOCUMENTS),
+            ("num_shared_documents", 0, _MOST_SHARED_DOCUMENTS),
+        ):
+            self._require(name, is_whole(getattr(self, name), least, most), f"be a whole number of {least} to {most:,}")
         if self.num_shared_documents and self.num_shared_documents < _SHARED_PER_DOCUMENT * self.num_documents:
             raise ConfigurationError(
                 f"num_shared_documents={self.num_shared_documents!r} must be 0 or at least {_SHARED_PER_DOCUMENT} times"
                 f" num_documents={self.num_documents!r}, so that a search finds enough different ones"
             )
-        if self.max_prompt_tokens is not None and self.max_prompt_tokens < _MIN_PROMPT_TOKENS:
-            raise ConfigurationError(
-                f"max_prompt_tokens={self.max_prompt_tokens!r} must be at least {_MIN_PROMPT_TOKENS}"
-            )
-        if isinstance(self.max_tokens, int) and self.max_tokens < 1:
-            raise ConfigurationError(f"max_tokens={self.max_tokens!r} must be at least 1")
+        if self.max_prompt_tokens is not None:
+            wanted = f"be a whole number, at least {_MIN_PROMPT_TOKENS:,}, or None"
+            self._require("max_prompt_tokens", is_whole(self.max_prompt_tokens, _MIN_PROMPT_TOKENS), wanted)
+        if not isinstance(self.max_tokens, OutputLength | None):
+            self._require("max_tokens", is_whole(self.max_tokens, 1), "be a whole number, at least 1, or None")

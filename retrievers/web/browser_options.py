@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass
 
 from stream2llm_sdk.errors import ConfigurationError
-from stream2llm_sdk.retrievers.web.option_checks import check_instance, check_seconds, is_whole
+from stream2llm_sdk.retrievers.web.option_checks import check_instance, check_seconds
+from stream2llm_sdk.value_checks import is_whole
 
 __all__ = ["BrowserOptions"]
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from stream2llm_sdk.errors import ConfigurationError
-from stream2llm_sdk.retrievers.web.option_checks import check_seconds, is_whole
+from stream2llm_sdk.retrievers.web.option_checks import check_seconds
 from stream2llm_sdk.retrievers.web.politeness import Politeness
+from stream2llm_sdk.value_checks import is_whole
 
 __all__ = ["CrawlLimits", "FetchMode", "PolitenessOptions", "check_fetch_mode"]
 

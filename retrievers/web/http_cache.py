@@ -19,7 +19,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from stream2llm_sdk.errors import ConfigurationError, MissingExtraError
-from stream2llm_sdk.retrievers.web.option_checks import check_instance, is_whole
+from stream2llm_sdk.retrievers.web.option_checks import check_instance
+from stream2llm_sdk.value_checks import is_whole
 
 if TYPE_CHECKING:
     import hishel

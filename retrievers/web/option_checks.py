@@ -6,7 +6,7 @@ from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError
 
-__all__ = ["check_instance", "check_seconds", "is_finite_number", "is_whole"]
+__all__ = ["check_instance", "check_seconds", "is_finite_number"]
 
 _MAX_SECONDS = 1e9  # 30 years; what is longer is a mistake, and far beyond lies what no clock can count
 
@@ -14,11 +14,6 @@ _MAX_SECONDS = 1e9  # 30 years; what is longer is a mistake, and far beyond lies
 def is_finite_number(value: Any) -> bool:
     """Whether it is a number, no bool, of a size that a time in seconds can have."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -_MAX_SECONDS <= value <= _MAX_SECONDS
-
-
-def is_whole(value: object, least: int) -> bool:
-    """Whether it is a whole number, no bool, of at least so much."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def check_seconds(name: str, value: Any, *, may_be_zero: bool = False) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError
-from stream2llm_sdk.retrievers.web.option_checks import is_whole
+from stream2llm_sdk.value_checks import is_whole
 
 __all__ = ["ConvertedPage", "ExtractionOptions", "PageLink", "QualityLimits"]
 

@@ -69,7 +69,18 @@ def test_a_file_holds_times_or_delays(tmp_path: Path) -> None:
         ({"rate_per_s": 0.0}, r"rate_per_s=0\.0"),
         ({"rate_per_s": 1.0, "variation": -1.0}, "variation=-1.0"),
         ({"rate_per_s": 1.0, "variation": 1e200}, "variation=1e[+]200 must be 0 to 1000"),
-        ({"burst_every_s": 1.0, "burst_size": 10**13}, "burst_size=10000000000000 must be at most 10,000,000"),
+        (
+            {"burst_every_s": 1.0, "burst_size": 10**13},
+            "burst_size=10000000000000 must be a whole number of 0 to 10,000,000",
+        ),
+        ({"burst_every_s": 1.0, "burst_size": 2.5}, "burst_size=2.5 must be a whole number"),
+        ({"rate_per_s": "4"}, "rate_per_s='4' must be finite"),
+        ({"rate_per_s": 10**400}, "rate_per_s=10+ must be finite"),
+        ({"rate_per_s": True}, "rate_per_s=True must be finite"),
+        ({"rate_per_s": 1.0, "variation": None}, "variation=None must be 0 to 1000"),
+        ({"recorded_s": 4}, "recorded_s=4 must be times"),
+        ({"recorded_s": "123"}, "recorded_s='123' must be times"),
+        ({"recorded_s": ("1",)}, "recorded_s holds '1': all must be finite numbers"),
         ({"rate_per_s": 1.0, "burst_every_s": 1.0}, "go together"),
         ({"rate_per_s": 1.0, "burst_size": 4}, "go together"),
         ({"rate_per_s": 1.0, "recorded_s": (1.0,)}, "not both"),
@@ -79,3 +90,9 @@ def test_a_file_holds_times_or_delays(tmp_path: Path) -> None:
 def test_arrivals_that_cannot_be_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Arrivals(**wrong)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    arrivals = Arrivals(rate_per_s=np.float32(0.5), burst_every_s=np.int64(3), burst_size=np.int64(2))
+    assert arrivals == Arrivals(rate_per_s=0.5, burst_every_s=3.0, burst_size=2)
+    assert Arrivals(recorded_s=np.array([1.0, 2.0])).recorded_s == (1.0, 2.0)  # type: ignore[arg-type]

@@ -196,6 +196,10 @@ def test_the_environment_chooses_the_policy_of_a_simulation(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--variation", "2"], "--variation has no effect without --rate"),
+        (["--variation", "2", "--seed", "3"], "--variation, --seed have no effect without --rate"),
+        (["--arrivals-are", "times"], "--arrivals-are has no effect without --arrivals"),
+        (["--policy", ""], "unknown scheduling policy ''"),
         (["--host-kv-gib", "-1"], "--host-kv-gib -1.0: give more than 0"),
         (["--host-kv-gib", "nan"], "--host-kv-gib nan: give more than 0"),
         (["--host-kv-gib", "1e300"], "--host-kv-gib 1e+300: give more than 0 and at most 1,000,000"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from stream2llm_sdk.serving.simulator.clock import StepFacts
 from stream2llm_sdk.serving.simulator.workloads import SimulatedChunk, SimulatedRequest
 from stream2llm_sdk.traces.reproduce import matrix, runner
 from stream2llm_sdk.traces.reproduce.bound import last_prefill_s
-from stream2llm_sdk.traces.reproduce.cells import OUR_ARMS, Cell, Fit
+from stream2llm_sdk.traces.reproduce.cells import OUR_ARMS, Cell, Fit, assumed
 from stream2llm_sdk.traces.reproduce.gains import BEST_ARM, gains
 from stream2llm_sdk.traces.reproduce.judgement import Judge, tolerances
 from stream2llm_sdk.traces.reproduce.published import ARMS, PUBLISHED, PublishedRun
@@ -250,12 +251,31 @@ def test_a_journal_is_not_lost_where_it_cannot_be_written_anew(tmp_path: Path, m
     assert file.read_text() == whole
 
 
-@pytest.mark.parametrize("text", ["no JSON\n", '{"fit": {"num_blocks": 1}}\n'])
-def test_a_journal_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
+def heading(**changes: Any) -> str:
+    """A journal's first line, with other numbers."""
+    whole = json.loads(json.dumps({"fit": asdict(Fit()), "assumed": assumed()}))
+    for part in whole.values():
+        part.update({name: value for name, value in changes.items() if name in part})
+    return json.dumps(whole)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("no JSON", "it does not begin as a journal does"),
+        ("[1]", "it does not begin as a journal does"),
+        (json.dumps({"fit": json.loads(heading())["fit"]}), "it does not say what was assumed"),
+        ('{"fit": 1}', "it does not say what was fitted"),
+        (heading(num_blocks=1), f"theirs have num_blocks=1, these {Fit().num_blocks}"),
+        (heading(bytes_per_copy=8), "theirs have bytes_per_copy=8, these 16384"),
+    ],
+)
+def test_a_journal_of_something_else_is_refused_and_says_how_it_differs(tmp_path: Path, line: str, why: str) -> None:
     file = tmp_path / "cells.jsonl"
-    file.write_text(text)
-    with pytest.raises(ConfigurationError, match="holds other runs"):
+    file.write_text(line + "\n")
+    with pytest.raises(ConfigurationError, match=rf"holds other runs \(({why})\): name another folder"):
         Journal(file, Fit())
+    assert file.read_text() == line + "\n"
 
 
 def test_the_command_runs_the_matrix_and_writes_it(tmp_path: Path) -> None:

@@ -274,13 +274,26 @@ def test_texts_have_about_as_many_tokens_as_the_chunks_say() -> None:
         ({"durations": "some"}, "'some'.*replayed, all"),
         ({"update_share": 1.5}, r"update_share=1\.5"),
         ({"num_documents": 0}, "num_documents=0"),
-        ({"num_documents": 200_000}, "num_documents=200000 must be 1 to 1,000"),
-        ({"num_shared_documents": 10**17}, "num_shared_documents=100000000000000000 must be at most 10,000,000"),
+        ({"num_documents": 200_000}, "num_documents=200000 must be a whole number of 1 to 1,000"),
+        (
+            {"num_shared_documents": 10**17},
+            "num_shared_documents=100000000000000000 must be a whole number of 0 to 10,000,000",
+        ),
         ({"num_shared_documents": 30}, "num_shared_documents=30.*30 times"),
         ({"popularity_exponent": float("inf")}, "popularity_exponent=inf"),
         ({"max_prompt_tokens": 50}, "max_prompt_tokens=50"),
         ({"max_tokens": 0}, "max_tokens=0"),
         ({"tenants": {"a": 0.0}}, "weights"),
+        ({"tenants": {"a": "1"}}, "weights"),
+        ({"tenants": ["a"]}, r"tenants=\['a'\] must have a weight"),
+        ({"delay_multiplier": "10"}, "delay_multiplier='10' must be a finite number"),
+        ({"update_share": None}, "update_share=None must be a number"),
+        ({"num_documents": 2.5}, "num_documents=2.5 must be a whole number"),
+        ({"max_prompt_tokens": "9000"}, "max_prompt_tokens='9000' must be a whole number"),
+        ({"max_tokens": 2.5}, "max_tokens=2.5 must be a whole number"),
+        ({"texts": "no"}, "texts='no' must be True or False"),
+        ({"arrivals": 4}, "arrivals=4 must be Arrivals"),
+        ({"search_gap": ["last"]}, "search_gap=.* must be one of first, last, split"),
     ],
 )
 def test_an_option_that_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:
@@ -294,6 +307,8 @@ def test_an_option_that_cannot_work_is_refused(wrong: dict[str, Any], message: s
         (("web", 1, 0), "'web'.*crawler, anns, mixed"),
         (("anns", -1, 0), "num_queries=-1"),
         (("anns", 1, -2), "seed=-2"),
+        (("anns", "4", 0), "num_queries='4' must be a whole number"),
+        (("anns", 4, 0.5), "seed=0.5 must be a whole number"),
     ],
 )
 def test_a_synthesis_that_cannot_be_is_refused(arguments: tuple[Any, int, int], message: str) -> None:

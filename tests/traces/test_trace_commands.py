@@ -150,10 +150,28 @@ def test_synth_refuses_what_cannot_be(tmp_path: Path) -> None:
         ("--tenant", "=1"),
         ("--tenant", "a=1", "--tenant", "a=2"),
         ("--output-spread", 1),
+        ("--max-tokens", 5_000, "--output-spread", 1),
         ("--burst-size", 2),
         ("--rate", 0),
     ):
         assert "ConfigurationError" in run("synth", "anns", "--out", tmp_path / "a.parquet", *option, status=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        (("--variation", 2), "--rate"),
+        (("--arrival-seed", 2), "--rate"),
+        (("--arrivals-are", "times"), "--arrivals"),
+        (("--popularity-exponent", 2), "--num-shared-documents"),
+    ],
+)
+def test_synth_refuses_an_option_that_another_one_must_give_effect(
+    tmp_path: Path, options: tuple[Any, ...], needed: str
+) -> None:
+    printed = " ".join(run("synth", "anns", "--out", tmp_path / "a.parquet", *options, status=1).split())
+    assert f"{options[0]} has no effect without {needed}" in printed
+    assert not (tmp_path / "a.parquet").exists()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from stream2llm_sdk.retrievers.web.crawl import CrawlEvent
 from stream2llm_sdk.retrievers.web.crawl_options import FetchMode, PolitenessOptions, check_fetch_mode
 from stream2llm_sdk.retrievers.web.crawler import CrawlerRetriever
 from stream2llm_sdk.retrievers.web.frontier import LinkOptions, LinkScope
-from stream2llm_sdk.retrievers.web.option_checks import check_seconds, is_whole
+from stream2llm_sdk.retrievers.web.option_checks import check_seconds
 from stream2llm_sdk.retrievers.web.page import ExtractionOptions
 from stream2llm_sdk.retrievers.web.politeness import DEFAULT_USER_AGENT
 from stream2llm_sdk.traces.crawler_format import CRAWLER
@@ -25,6 +25,7 @@ from stream2llm_sdk.traces.recording.run import RecordingProgress, run_recording
 from stream2llm_sdk.traces.recording.searches import asked_question, check_questions, check_search, open_search
 from stream2llm_sdk.traces.recording.summary import RecordingSummary
 from stream2llm_sdk.traces.trace import TimedFailure, TimedUpdate, Trace
+from stream2llm_sdk.value_checks import is_whole
 
 __all__ = ["CrawlRecorder", "CrawlSpec", "record_crawls"]
 

@@ -13,7 +13,18 @@ from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.traces.reproduce.bound import last_prefill_s
 from stream2llm_sdk.traces.reproduce.published import PublishedRun
 
-__all__ = ["ALL_ARMS", "CURVE_PERCENTILES", "NUM_QUERIES", "OUR_ARMS", "Arm", "Cell", "Figures", "Fit", "run_cell"]
+__all__ = [
+    "ALL_ARMS",
+    "CURVE_PERCENTILES",
+    "NUM_QUERIES",
+    "OUR_ARMS",
+    "Arm",
+    "Cell",
+    "Figures",
+    "Fit",
+    "assumed",
+    "run_cell",
+]
 
 Figures = Mapping[str, Any]
 """What a cell came to, by name; see `run_cell`."""
@@ -88,6 +99,23 @@ class Fit:
     efficiency: tuple[tuple[str, float], ...] = (("h200", 0.54), ("h100", 0.515))
     num_blocks: int = 78_500
     attention_efficiency: float = 0.7
+
+
+def assumed() -> dict[str, Any]:
+    """All numbers that figures rest on and that nothing was fitted to, by name."""
+    from stream2llm_sdk.serving.simulator.hardware import PROFILES
+
+    devices = {hardware: asdict(PROFILES[hardware]) for hardware, _ in Fit().efficiency}
+    return {
+        "token_budget": _TOKEN_BUDGET,
+        "max_prompt_tokens": _MAX_PROMPT_TOKENS,
+        "memory_utilization": _MEMORY_UTILIZATION,
+        "num_host_blocks": _NUM_HOST_BLOCKS,
+        "bytes_per_copy": _BYTES_PER_COPY,
+        "seconds_per_copy_in_profile": _SECONDS_PER_COPY_IN_PROFILE,
+        "content_seed": _CONTENT_SEED,
+        **{f"{hardware}.{name}": value for hardware, device in devices.items() for name, value in device.items()},
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.files import write_whole
-from stream2llm_sdk.traces.reproduce.cells import Cell, Figures, Fit, run_cell
+from stream2llm_sdk.traces.reproduce.cells import Cell, Figures, Fit, assumed, run_cell
 from stream2llm_sdk.worker_pool import worker_pool
 
 __all__ = ["Journal", "run_cells"]
@@ -30,12 +31,12 @@ class Journal:
         self.figures: dict[str, Figures] = {}
         if file is None:
             return
-        heading = {"fit": json.loads(json.dumps(asdict(fit)))}
+        heading = json.loads(json.dumps({"fit": asdict(fit), "assumed": assumed()}))
         try:
             lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
-            if lines and _entry(lines[0]) != heading:
+            if lines and (why := _difference(_entry(lines[0]), heading)):
                 raise ConfigurationError(
-                    f"{file} holds other runs (it begins with {lines[0][:200]}): name another file, or remove this one"
+                    f"{file} holds other runs ({why}): name another folder, or remove this one's journal"
                 )
             self.figures.update(_kept(lines[1:]))
             kept = ({"cell": key, "figures": value} for key, value in self.figures.items())
@@ -50,6 +51,20 @@ class Journal:
             return
         with self._file.open("a", encoding="utf-8") as out:
             out.write(json.dumps({"cell": key, "figures": figures}) + "\n")
+
+
+def _difference(found: object, heading: Mapping[str, Mapping[str, Any]]) -> str:
+    """In what a journal's first line differs from the one that this run writes; empty if in nothing."""
+    if not isinstance(found, dict):
+        return "it does not begin as a journal does"
+    for part, expected in heading.items():
+        values = found.get(part)
+        if not isinstance(values, dict):
+            return f"it does not say what was {'fitted' if part == 'fit' else part}"
+        for name in sorted({*expected, *values}):
+            if values.get(name) != expected.get(name):
+                return f"theirs have {name}={values.get(name)!r}, these {expected.get(name)!r}"
+    return ""
 
 
 def _kept(lines: Iterable[str]) -> Iterator[tuple[str, Figures]]:
