@@ -46,6 +46,7 @@ from stream2llm_sdk.traces.svf_contenders import PUBLISHED, WITH_STREAMS, Conten
 from stream2llm_sdk.traces.svf_report import Scenario, SVFReport, SVFResult
 from stream2llm_sdk.traces.synthesis import synthesize
 from stream2llm_sdk.traces.synthesis_options import NUM_TEMPLATE_TOKENS, OutputLength, SynthesisOptions
+from stream2llm_sdk.value_checks import is_whole
 from stream2llm_sdk.worker_pool import worker_pool
 
 __all__ = ["run_svf_lab"]
@@ -113,8 +114,8 @@ def run_svf_lab(
         MissingExtraError: vLLM or scikit-learn is not installed.
     """
     for name, value, least in (("num_draws", num_draws, 1), ("num_requests", num_requests, 10), ("jobs", jobs, 1)):
-        if value < least:
-            raise ConfigurationError(f"{name}={value}: give at least {least}")
+        if not is_whole(value, least):
+            raise ConfigurationError(f"{name}={value!r:.80}: give a whole number, at least {least}")
     predictors = {load: _train(load) for load in dict.fromkeys(scenario.load for scenario, _ in SCENARIOS)}
     cells = list(_cells(num_draws, num_requests))
     results: list[SVFResult | None] = [None] * len(cells)

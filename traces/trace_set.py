@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -143,9 +145,25 @@ def write_traces(
         if kind == PARQUET:
             write_parquet(traces, path)
             return ()
-        return (write_crawler if kind == CRAWLER else write_anns)(traces, path, drop=drop)
+        with _whole_or_nothing(path):
+            return (write_crawler if kind == CRAWLER else write_anns)(traces, path, drop=drop)
     except OSError as error:
         raise ConfigurationError(f"traces cannot be written to {str(path)!r}: {error}") from error
+
+
+@contextmanager
+def _whole_or_nothing(folder: Path) -> Iterator[None]:
+    """Leaves a folder that is new or empty as it was where writing into it fails: a part of the traces would pass for
+    all of them."""
+    was_there = folder.is_dir()
+    try:
+        yield
+    except BaseException:
+        for made in list(folder.iterdir()) if folder.is_dir() else ():
+            shutil.rmtree(made) if made.is_dir() else made.unlink()
+        if not was_there and folder.is_dir():
+            folder.rmdir()
+        raise
 
 
 def check_target(path: Path, kind: str | None) -> str:

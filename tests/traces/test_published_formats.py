@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from stream2llm_sdk.context import Append, Chunk, Replace
 from stream2llm_sdk.errors import ConfigurationError, TraceError
+from stream2llm_sdk.traces import anns_format, crawler_format
 from stream2llm_sdk.traces.trace import TimedFailure, TimedUpdate, Trace
 from stream2llm_sdk.traces.trace_set import read_traces, write_traces
 
@@ -286,3 +288,32 @@ def test_published_traces_pass_through_parquet_unchanged(tmp_path: Path) -> None
         ("page_scrape", 2.5, "https://b.org"),
         ("page_scrape", 3.0, "https://c.org"),
     ]
+
+
+@pytest.mark.parametrize("kind", ["crawler", "anns"])
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_folder_that_cannot_be_written_whole_is_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, is_there: bool
+) -> None:
+    """A part of the traces would pass for all of them."""
+    chunk = Chunk("text", "7")
+    update = Append(chunk) if kind == "crawler" else Replace([chunk])
+    traces = [Trace(f"{kind}-{n}", "why?", (TimedUpdate(1.0, update),), tag=kind) for n in range(3)]
+    module = {"crawler": crawler_format, "anns": anns_format}[kind]
+    write, written = module._write, []
+
+    def write_two(trace: Trace, file: Path) -> None:
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(trace, file)
+        written.append(file)
+
+    monkeypatch.setattr(module, "_write", write_two)
+    folder = tmp_path / "traces"
+    if is_there:
+        folder.mkdir()
+    with pytest.raises(ConfigurationError, match="No space left"):
+        write_traces(traces, folder, kind=kind, drop=True)
+    assert len(written) == 2
+    assert folder.is_dir() == is_there
+    assert not is_there or not list(folder.iterdir())

@@ -71,6 +71,12 @@ def test_what_is_run_again_is_loaded_again(tmp_path: Path) -> None:
     loaded = load_reproduction(tmp_path)
     assert loaded.to_dict() == made.to_dict()
     assert loaded.fit == made.fit
+    damaged = made.to_dict()
+    del damaged["runs"][0]["ttft_s"]
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "reproduction.json").write_text(json.dumps(damaged), encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"is damaged \(KeyError: 'ttft_s'\)"):
+        load_reproduction(tmp_path / "damaged")
     again = reproduce(runs, arms=("NON_STREAMING",), num_draws=1, num_queries=10, out=tmp_path, jobs=1)
     assert again.figures_by_cell.items() <= json.loads(json.dumps(made.figures_by_cell)).items()
 
@@ -78,8 +84,9 @@ def test_what_is_run_again_is_loaded_again(tmp_path: Path) -> None:
 def test_what_cannot_be_run_or_loaded_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no arm 'SJF'"):
         reproduce(published_runs("anns"), arms=("SJF",), num_draws=1)
-    with pytest.raises(ConfigurationError, match="num_draws=0"):
-        reproduce(num_draws=0)
+    for name, wrong in (("num_draws", 0), ("num_draws", "5"), ("num_draws", None), ("num_queries", 2.5), ("jobs", 0)):
+        with pytest.raises(ConfigurationError, match=f"{name}={wrong!r} must be a whole number"):
+            reproduce(**{name: wrong})  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="is not there"):
         load_reproduction(tmp_path)
     (tmp_path / "reproduction.json").write_text('{"fit": 3}', encoding="utf-8")

@@ -13,6 +13,7 @@ from stream2llm_sdk.traces.reproduce.cells import OUR_ARMS, Cell, Fit
 from stream2llm_sdk.traces.reproduce.published import ARMS, PUBLISHED, PublishedRun
 from stream2llm_sdk.traces.reproduce.report import Reproduction
 from stream2llm_sdk.traces.reproduce.runner import Journal, run_cells
+from stream2llm_sdk.value_checks import is_whole
 
 __all__ = ["JOURNAL_NAME", "load_reproduction", "published_runs", "reproduce"]
 
@@ -63,10 +64,11 @@ def reproduce(
         Stream2LLMError: a cell failed; those that are done are in the journal.
     """
     chosen = (*ARMS, *OUR_ARMS) if arms is None else tuple(arms)
-    if num_draws < 1 or (num_queries is not None and num_queries < 1) or not runs or not chosen:
-        raise ConfigurationError(
-            f"num_draws={num_draws} and num_queries={num_queries} must be at least 1, and there must be runs and arms"
-        )
+    for name, value in (("num_draws", num_draws), ("num_queries", num_queries), ("jobs", jobs)):
+        if not is_whole(value, 1) and (value is not None or name == "num_draws"):
+            raise ConfigurationError(f"{name}={value!r:.80} must be a whole number, at least 1")
+    if not runs or not chosen:
+        raise ConfigurationError("there must be runs and arms")
     cells = [
         Cell.of(run, arm, draw, num_queries)
         for draw in range(num_draws)
@@ -109,11 +111,13 @@ def load_reproduction(folder: str | os.PathLike[str]) -> Reproduction:
         raise ConfigurationError(f"{file} is missing: `stream2llm reproduce --out {folder}` writes it, and {ended}")
     document = read_json_object(file, "a reproduction")
     try:
-        return _reproduction(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        found = _reproduction(document)
+        found.to_markdown()  # looks at everything that was run
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise ConfigurationError(
             f"{file} is damaged ({type(error).__name__}: {error}): run `stream2llm reproduce --out {folder}` again"
         ) from error
+    return found
 
 
 def _reproduction(document: dict[str, Any]) -> Reproduction:
