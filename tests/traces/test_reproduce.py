@@ -21,7 +21,7 @@ from stream2llm_sdk.serving.simulator.workloads import SimulatedChunk, Simulated
 from stream2llm_sdk.traces.reproduce import matrix, runner
 from stream2llm_sdk.traces.reproduce.bound import last_prefill_s
 from stream2llm_sdk.traces.reproduce.cells import OUR_ARMS, Cell, Fit, assumed
-from stream2llm_sdk.traces.reproduce.gains import BEST_ARM, gains
+from stream2llm_sdk.traces.reproduce.gains import BEST_ARM, Gain, gains
 from stream2llm_sdk.traces.reproduce.judgement import Judge, tolerances
 from stream2llm_sdk.traces.reproduce.published import ARMS, PUBLISHED, PublishedRun
 from stream2llm_sdk.traces.reproduce.report import Reproduction
@@ -111,25 +111,33 @@ def test_tolerances_are_those_of_the_noise() -> None:
     assert tolerances(run_named("H100 crawler 4/s"), "FCFS") == (1.35, 2.0, 2.7)
 
 
-def test_a_gain_is_against_the_better_of_both_policies_each_with_its_own_cost_model() -> None:
+def gain_of(figures: dict[str, Any]) -> Gain | None:
+    found = gains(Judge(figures, range(1)))
+    return next((gain for gain in found if (gain.workload, gain.arm) == ("crawler", BEST_ARM)), None)
+
+
+def test_a_gain_is_against_the_best_of_both_policies_and_all_ways_of_preempting() -> None:
     figures = as_published()
     run = run_named("H200 crawler 4/s, waits ×10, cost")
     figures[Cell.of(run, BEST_ARM, 0).key] = figures_of(run, "FCFS", 0.5)
-    (gain,) = (gain for gain in gains(Judge(figures, range(1))) if (gain.workload, gain.arm) == ("crawler", BEST_ARM))
+    gain = gain_of(figures)
+    assert gain is not None
     ours_s = 0.5 * run.ttft_s["FCFS"][2]
-    assert gain.p99_gain == pytest.approx(run.ttft_s["LCAS"][2] / ours_s)
-    best_s = run_named("H200 crawler 4/s, waits ×10, recompute").ttft_s["FCFS"][2]
-    assert gain.p99_gain_over_any == pytest.approx(best_s / ours_s)
+    best_s = {"cost": ("LCAS", run), "swap": ("FCFS", run_named("H200 crawler 4/s, waits ×10, swap"))}
+    best_s["recompute"] = ("FCFS", run_named("H200 crawler 4/s, waits ×10, recompute"))
+    expected = {way: theirs.ttft_s[rival][2] / ours_s for way, (rival, theirs) in best_s.items()}
+    assert gain.p99_gain_by_way == pytest.approx(expected)
+    assert gain.p99_gain == pytest.approx(expected["recompute"]) == pytest.approx(min(expected.values()))
     assert gain.throughput_ratio == 1.0
+    reproduction = Reproduction(figures, range(1), Fit())
+    assert reproduction.figures["p99_gain_crawler"] == gain.p99_gain
+    assert " · ".join(f"{expected[way]:.2f}×" for way in ("cost", "recompute", "swap")) in reproduction.to_markdown()
 
 
-def test_a_gain_does_not_need_all_ways_of_preempting() -> None:
-    run = run_named("H200 crawler 4/s, waits ×10, cost")
+def test_a_gain_over_some_ways_of_preempting_is_none() -> None:
     figures = {key: value for key, value in as_published().items() if "/recompute/" not in key}
-    figures[Cell.of(run, BEST_ARM, 0).key] = figures_of(run, "FCFS", 0.5)
-    (gain,) = (gain for gain in gains(Judge(figures, range(1))) if (gain.workload, gain.arm) == ("crawler", BEST_ARM))
-    assert gain.p99_gain > 1
-    assert gain.p99_gain_over_any is None
+    assert gain_of(figures) is None
+    assert "p99_gain_crawler" not in Reproduction(figures, range(1), Fit()).figures
 
 
 # ---- the bound ------------------------------------------------------------------------------------------------------
