@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stream2llm_sdk.traces.reproduce.cells import OUR_ARMS, Figures
 from stream2llm_sdk.traces.reproduce.judgement import Judge
-from stream2llm_sdk.traces.reproduce.published import PUBLISHED, PublishedRun
+from stream2llm_sdk.traces.reproduce.published import PUBLISHED
 
 __all__ = ["BEST_ARM", "Gain", "gains"]
 
