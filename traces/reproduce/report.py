@@ -202,8 +202,8 @@ class Reproduction:
         if found:
             yield "\n## Ours against the better of published FCFS and LCAS under pressure, paired"
             yield (
-                "\nOurs always with its cost model. Theirs is, draw by draw, the run of least P99, whatever the policy and "
-                "the way of preempting; and by their way of preempting, where cost is like with like.\n"
+                "\nOurs always with its cost model. Theirs is, draw by draw, the run of least P99, whatever the policy "
+                "and the way of preempting; then the same by their way of preempting, where cost is like with like.\n"
             )
             yield f"| workload | arm | P50 | P95 | P99 | P99 by {' · '.join(_WAYS)} | throughput | longest wait |"
             yield "|---|---|---|---|---|---|---|---|"
