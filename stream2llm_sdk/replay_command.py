@@ -43,11 +43,14 @@ _NAMES = OptionNames(
     {
         "concurrency": "--concurrency",
         "delay_multiplier": "--delay-multiplier",
+        "max_model_len": "--max-model-len",
         "max_tokens": "--max-tokens",
+        "num_gpu_blocks": "--num-blocks",
         "on_error": "--on-error",
         "rate_per_s": "--rate",
         "seed": "--seed",
         "tenant": "--tenant",
+        "tensor_parallel_size": "--tensor-parallel-size",
         "time_scale": "--time-scale",
         "variation": "--variation",
     },
@@ -70,6 +73,16 @@ class _Serving:
     host_kv_bytes: int | None
     max_model_len: int | None
     max_num_batched_tokens: int | None
+    victims: str
+    preemption_mode: str
+
+    def __post_init__(self) -> None:
+        from stream2llm_sdk.serving.preemption import PreemptionMode
+        from stream2llm_sdk.serving.victims import make_victim_order
+
+        make_victim_order(self.victims)
+        if PreemptionMode.parse(self.preemption_mode) is PreemptionMode.SWAP and self.host_kv_bytes is None:
+            raise ConfigurationError("--preemption-mode swap needs room in host memory: give --host-kv-gib")
 
 
 def replay(
@@ -95,8 +108,18 @@ def replay(
     max_model_len: Annotated[int | None, typer.Option(min=2, help="Longest prompt and answer, in tokens.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Token budget of a step.")] = None,
     policy: Annotated[
-        str | None, typer.Option(help="Scheduling policy. Left out, the environment's SCHEDULER_TYPE, else FCFS.")
+        str | None,
+        typer.Option(
+            help="Scheduling policy: FCFS, DEFAULT_VLLM, LCAS, MCPS, SRPF, SJF, SVF, SVF_1BIT or ADAPTIVE. Left out, "
+            "the environment's SCHEDULER_TYPE, else FCFS."
+        ),
     ] = None,
+    victims: Annotated[
+        str, typer.Option(help="Whose KV goes first: IDLE_FIRST, LATEST_COMPLETION or ADMISSION.")
+    ] = "IDLE_FIRST",
+    preemption_mode: Annotated[
+        str, typer.Option(help="How it goes: cost (the cheaper for each victim), recompute or swap.")
+    ] = "cost",
     streaming: Annotated[bool, typer.Option(help="Send chunks as they come, or prompts whole.")] = True,
     delay_multiplier: Annotated[float, typer.Option(help="What the waits of each retrieval are multiplied by.")] = 1.0,
     time_scale: Annotated[float, typer.Option(help="What every time is multiplied by: 0.5 is twice as fast.")] = 1.0,
@@ -146,6 +169,8 @@ def replay(
             None if host_kv_gib is None else round(host_kv_gib * _GIB),
             max_model_len,
             max_num_batched_tokens,
+            victims,
+            preemption_mode,
         )
         with called_by_options(_NAMES):
             options = ReplayOptions(
@@ -206,7 +231,9 @@ async def _served(
     engine = Stream2LLMEngine(
         serving.model,
         policy=serving.policy,
-        scheduling=SchedulingOptions(host_kv_bytes=serving.host_kv_bytes),
+        scheduling=SchedulingOptions(
+            victims=serving.victims, preemption_mode=serving.preemption_mode, host_kv_bytes=serving.host_kv_bytes
+        ),
         limits=StreamLimits(),  # everything is let in: the load is what is being studied
         progress=console.print,
         tensor_parallel_size=serving.tensor_parallel_size,
@@ -277,6 +304,7 @@ def _simulation_arguments(serving: _Serving) -> dict[str, Any]:
         "num_gpu_blocks": num_blocks,
         "latency": step_latency(model, hardware, size),
         "cost_model": known.cost_model(model, hardware, size),
+        "scheduler_options": {"victims": serving.victims, "preemption_mode": serving.preemption_mode},
     }
     if serving.host_kv_bytes is not None:
         from stream2llm_sdk.serving.swap import swap_config
@@ -286,7 +314,9 @@ def _simulation_arguments(serving: _Serving) -> dict[str, Any]:
             num_host_blocks=max(1, size * serving.host_kv_bytes // block_bytes)
         )
         arguments["copy_latency"] = copy_latency(model, hardware, size)
-    optional = {"max_model_len": serving.max_model_len, "max_num_batched_tokens": serving.max_num_batched_tokens}
+    # What the model was made for, as vLLM has it, unless something else is said.
+    longest = serving.max_model_len or (None if serving.model is None else model.max_model_len)
+    optional = {"max_model_len": longest, "max_num_batched_tokens": serving.max_num_batched_tokens}
     return arguments | {name: value for name, value in optional.items() if value is not None}
 
 

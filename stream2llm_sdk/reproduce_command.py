@@ -44,7 +44,7 @@ def reproduce(
     """Run the published matrix on the published system's own decisions and on this project's scheduler.
 
     Nothing is served and no GPU is needed: the real scheduler runs in virtual time on drawn traces. A run that was
-    stopped goes on where it was when it is started again with the same folder.
+    stopped goes on where it was when it is started again with the same folder; one with --svf begins anew.
     """
     console = Console()
     with shown_errors():

@@ -57,7 +57,29 @@ _KINDS_OF = {"update_share": ("mixed",), **dict.fromkeys(_OF_SEARCHES, ("anns", 
 """Which kinds have what an option is about, where not all have it."""
 
 
-_NAMES = OptionNames({"median": "--max-tokens", "spread": "--output-spread"}, ((r"most=", ""),))
+_NAMES = OptionNames(
+    {
+        "burst_every_s": "--burst-every",
+        "burst_size": "--burst-size",
+        "delay_multiplier": "--delay-multiplier",
+        "max_prompt_tokens": "--max-prompt-tokens",
+        "max_tokens": "--max-tokens",
+        "median": "--max-tokens",
+        "num_documents": "--num-documents",
+        "num_shared_documents": "--num-shared-documents",
+        "popularity_exponent": "--popularity-exponent",
+        "rate_per_s": "--rate",
+        "recorded_s": "--arrivals",
+        "spread": "--output-spread",
+        "update_share": "--update-share",
+        "variation": "--variation",
+    },
+    (
+        (r"\bmost=", ""),
+        (r"rate_per_s or recorded_s", "--rate or --arrivals"),
+        (r"ask for fewer", "lower --num-queries"),
+    ),
+)
 
 
 def synth(
@@ -88,7 +110,8 @@ def synth(
     ] = 1.0,
     update_share: Annotated[float, typer.Option(help="Of 'mixed', the share of vector searches.")] = 0.5,
     tenant: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=WEIGHT", help="Whose questions they are; repeat for more.")
+        list[str] | None,
+        typer.Option(metavar="NAME=WEIGHT", help="Whose questions they are, and which share of them; repeat for more."),
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Output tokens; with --output-spread their median.")
@@ -97,11 +120,17 @@ def synth(
         float | None, typer.Option(help="Std of the logarithm of the numbers of output tokens, which are cut at 4,096.")
     ] = None,
     max_prompt_tokens: Annotated[
-        int | None, typer.Option(help="Longer prompts are halved. Left out, 125,000 for crawls, 110,000 for searches.")
+        int | None,
+        typer.Option(
+            help="Longer prompts are halved; 1,000 at least. Left out, 125,000 for crawls, 110,000 for searches."
+        ),
     ] = None,
-    num_documents: Annotated[int, typer.Option(help="The k of a vector search.")] = 10,
+    num_documents: Annotated[int, typer.Option(help="The k of a vector search, 1 to 1,000.")] = 10,
     num_shared_documents: Annotated[
-        int, typer.Option(help="All searches find theirs among so many; 0 gives each its own.")
+        int,
+        typer.Option(
+            help="All searches find theirs among so many, 30 times --num-documents at least; 0 gives each its own."
+        ),
     ] = 0,
     popularity_exponent: Annotated[float, typer.Option(help="Zipf exponent of shared documents.")] = 1.0,
     search_gap: Annotated[
@@ -129,21 +158,22 @@ def synth(
                 raise ConfigurationError("--output-spread needs --max-tokens, the median")
             with called_by_options(_NAMES):
                 length = OutputLength(median=max_tokens, spread=output_spread)
-        options = SynthesisOptions(
-            delay_multiplier=delay_multiplier,
-            search_gap=search_gap.value,
-            durations=durations.value,
-            num_documents=num_documents,
-            num_shared_documents=num_shared_documents,
-            popularity_exponent=popularity_exponent,
-            update_share=update_share,
-            max_prompt_tokens=max_prompt_tokens,
-            arrivals=_arrivals(rate, variation, arrivals, arrivals_are, burst_every, burst_size),
-            tenants=_tenants(tenant or ()),
-            max_tokens=length,
-            texts=texts,
-        )
-        traces = synthesize(kind.value, num_queries, seed=seed, arrival_seed=arrival_seed, options=options)
+        with called_by_options(_NAMES):
+            options = SynthesisOptions(
+                delay_multiplier=delay_multiplier,
+                search_gap=search_gap.value,
+                durations=durations.value,
+                num_documents=num_documents,
+                num_shared_documents=num_shared_documents,
+                popularity_exponent=popularity_exponent,
+                update_share=update_share,
+                max_prompt_tokens=max_prompt_tokens,
+                arrivals=_arrivals(rate, variation, arrivals, arrivals_are, burst_every, burst_size),
+                tenants=_tenants(tenant or ()),
+                max_tokens=length,
+                texts=texts,
+            )
+            traces = synthesize(kind.value, num_queries, seed=seed, arrival_seed=arrival_seed, options=options)
         write(Console(), traces, out, to, drop)
 
 

@@ -61,7 +61,11 @@ def stats(
         Path | None, typer.Option("--json", metavar="FILE", help="Write all of it to this file.")
     ] = None,
 ) -> None:
-    """Print what a workload is like: tokens, times between chunks, chunks per query, and what updates undo."""
+    """Print what a workload is like: tokens, times between chunks, chunks per query, and what updates undo.
+
+    As in the paper, an update counts as a chunk. The time between those of a vector search is that between the
+    beginnings of their searches, where the traces say when these were.
+    """
     from stream2llm_sdk.trace_tables import show_skipped, show_statistics
 
     console = Console()
@@ -103,7 +107,8 @@ def convert(
     """Convert traces between the published formats and Parquet.
 
     Parquet holds everything. A published format holds no arrivals, tenants, numbers of tokens and the like: traces that
-    have them are refused, unless --drop is given.
+    have them are refused, unless --drop is given. Traces without texts, as `trace synth` draws them without --texts,
+    are refused in any case.
     """
     from stream2llm_sdk.trace_tables import show_skipped
 
@@ -121,11 +126,12 @@ def convert(
         found = read(source, form, skip_bad, limit)
         show_skipped(console, found.skipped)
         traces = found.traces if times_s is None else with_arrivals(found.traces, times_s)
-        if arrivals_out is not None:
-            write_arrival_times(_arrivals_of(traces), arrivals_out, delays=delays)
-            if kind != Form.PARQUET:
-                traces = [replace(trace, arrival_s=None) for trace in traces]
+        arrivals_s = _arrivals_of(traces) if arrivals_out is not None else []
+        if arrivals_out is not None and kind != Form.PARQUET:
+            traces = [replace(trace, arrival_s=None) for trace in traces]
         write(console, traces, target, to, drop)
+        if arrivals_out is not None:
+            write_arrival_times(arrivals_s, arrivals_out, delays=delays)
 
 
 def _arrivals_of(traces: Iterable[Trace]) -> list[float]:

@@ -191,6 +191,8 @@ class RunFolder:
             ConfigurationError: it is no run's folder, or of a schema that this version does not know.
         """
         folder = cls(Path(path))
+        if not folder.path.is_dir():
+            raise ConfigurationError(f"there is no folder {folder.path}: give the folder that a replay wrote")
         if not folder.config_file.is_file():
             raise ConfigurationError(f"{folder.path} holds no config.json: give the folder that a replay wrote")
         version = folder.config().get("schema_version")

@@ -13,6 +13,7 @@ __all__ = ["SVFReport", "SVFResult", "Scenario"]
 
 _CLOSE = 1.25
 _EQUAL = 0.99
+_NUM_PUBLISHED = 200
 _NOTE = (
     "Orderings are asked where memory is short. With the whole device a burst of long contexts is bound by prefill, "
     "which takes as long in any order: the mean then depends on the order, and the P95 is that of the longest outputs, "
@@ -184,10 +185,12 @@ class SVFReport:
         """A table per scenario, then the orderings."""
         num_draws = len({result.draw for result in self.results})
         lines = [
-            f"Medians over {num_draws} draw(s) of {self.num_requests} requests, the same for all policies. Latency is "
-            "from arrival to last token.",
+            f"Medians over {num_draws} draw{'s' * (num_draws > 1)} of {self.num_requests} requests, the same for all "
+            "policies. Latency is from arrival to last token.",
             "",
         ]
+        if self.num_requests != _NUM_PUBLISHED:
+            lines += [f"**As published each has {_NUM_PUBLISHED} requests; fewer may never make memory short.**", ""]
         for load, accuracy in self.accuracies.items():
             lines.append(f"The predictor for {load} tells short from long in {accuracy:.0%} of unseen requests.")
         for scenario in self.scenarios:

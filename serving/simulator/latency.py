@@ -86,10 +86,16 @@ def step_latency(model: ModelShape, hardware: Hardware, tensor_parallel_size: in
     receives 2 (t - 1) / t of them; they are charged with the linear layers where the interconnect's speed is given.
 
     Raises:
-        ConfigurationError: the hardware's peak is not known for the model's number format.
+        ConfigurationError: the hardware's peak is not known for the model's number format, or its heads cannot be
+            shared out.
     """
     if tensor_parallel_size < 1:
         raise ConfigurationError(f"tensor_parallel_size must be 1 or more, got {tensor_parallel_size}")
+    if model.num_heads % tensor_parallel_size:
+        raise ConfigurationError(
+            f"tensor_parallel_size={tensor_parallel_size} does not divide the {model.num_heads} attention heads of "
+            f"{model.name}: choose a size that does"
+        )
     measured = hardware.measured
     if measured is not None:
         return StepLatency(

@@ -155,7 +155,8 @@ def _check_fit(requests: Sequence[SimulatedRequest], capacity: int) -> None:
         needed = max(request.longest_prompt_tokens, request.num_prompt_tokens + request.max_tokens)
         if needed > capacity:
             raise ConfigurationError(
-                f"request {index} needs {needed} tokens, but max_model_len and num_gpu_blocks allow {capacity}"
+                f"request {index} needs {needed} tokens for prompt and answer, but max_model_len and num_gpu_blocks "
+                f"allow {capacity}: raise them, or leave such requests out"
             )
 
 

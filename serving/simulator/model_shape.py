@@ -29,6 +29,7 @@ class ModelShape:
         dtype: number format of weights and KV.
         ties_embeddings: whether input and output embeddings are one matrix.
         num_published_parameters: its size as published; None to count them.
+        max_model_len: the longest sequence that it was made for; None where its configuration does not say.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ModelShape:
     dtype: str = "bfloat16"
     ties_embeddings: bool = False
     num_published_parameters: float | None = None
+    max_model_len: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size"):
@@ -82,6 +84,7 @@ class ModelShape:
             vocab_size=number("vocab_size"),
             dtype=str(values.get("dtype") or values.get("torch_dtype") or "bfloat16"),
             ties_embeddings=bool(values.get("tie_word_embeddings", False)),
+            max_model_len=number("max_position_embeddings", 0) or None,
         )
 
     @property

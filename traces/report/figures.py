@@ -253,8 +253,9 @@ def draw_costs(runs: Sequence[ReportedRun]) -> Picture:
     caption = (
         "Each point is a preemption after which the request came back. Predicted is what the cost model expected when "
         "it decided, for a swap the copy out and back; real is the time from being admitted again until it had again "
-        "what it had. Above the dashed line it was dearer than predicted. A real time of 0 (the KV was back within the "
-        "step) is drawn as a triangle on the lower edge."
+        "what it had. Above the dashed line that took longer than predicted, as it does where the steps in which it "
+        "came back computed much for others too. A real time of 0 (the KV was back within the step) is drawn as a "
+        "triangle on the lower edge."
     )
     return Picture("costs", "Costs, predicted against real", caption, png(figure))
 

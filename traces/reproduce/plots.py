@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stream2llm_sdk.traces.extras import require_matplotlib
-from stream2llm_sdk.traces.reproduce.cells import CURVE_PERCENTILES, OUR_ARMS
+from stream2llm_sdk.traces.reproduce.cells import CURVE_PERCENTILES, NUM_QUERIES, OUR_ARMS
 from stream2llm_sdk.traces.reproduce.published import ARMS, PUBLISHED, PublishedRun
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _COLOURS = (
     *("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7"),
     *("#0072B2", "#D55E00", "#F0E442", "#999999", "#882255"),
 )
+_TTFT = "TTFT from the complete context (s)"
 _Draw = Callable[[list["Axes"], "Reproduction", list[PublishedRun]], None]
 _BY_ARM = dict(zip((*ARMS, *OUR_ARMS), _COLOURS, strict=False))
 
@@ -61,6 +62,10 @@ def _picture(file: Path, num_axes: int, draw: _Draw, report: Reproduction, runs:
     return file
 
 
+def _of(runs: list[PublishedRun], what: str) -> str:
+    return f"{runs[0].hardware.upper()} {runs[0].workload}, {what}"
+
+
 def _median(draws: list[Any], name: str, index: int) -> float:
     return statistics.median(float(draw[name][index]) for draw in draws)
 
@@ -77,7 +82,9 @@ def _rates(axes: list[Axes], report: Reproduction, runs: list[PublishedRun]) -> 
             published = [(run.rate_per_s, run.ttft_s[arm][index]) for run in runs if arm in run.ttft_s]
             if published:
                 axes[index].plot(*zip(*published, strict=True), "o", color=colour, markerfacecolor="none", markersize=8)
-        axes[index].set(xscale="log", yscale="log", xlabel="queries a second", ylabel="TTFT (s)", title=percentile)
+        axes[index].set(
+            xscale="log", yscale="log", xlabel="queries a second", ylabel=_TTFT, title=_of(runs, percentile)
+        )
         axes[index].set_xticks([run.rate_per_s for run in runs], [f"{run.rate_per_s:g}" for run in runs], minor=False)
         axes[index].grid(alpha=0.3)
     axes[0].legend(fontsize=7, title="lines: simulated, rings: published", title_fontsize=7)
@@ -88,10 +95,12 @@ def _ccdfs(axes: list[Axes], report: Reproduction, runs: list[PublishedRun]) -> 
     for ax, run in zip(axes, runs, strict=False):
         for arm, colour in _BY_ARM.items():
             if draws := judge.of(run, arm):
-                seconds = [_median(draws, "ttft_curve_s", index) for index in range(len(CURVE_PERCENTILES))]
-                above = [max(1e-3, 1 - percent / 100) for percent in CURVE_PERCENTILES]
+                # A run of n requests tells nothing of rarer ones than 1 in n.
+                rarest = max(1e-3, 1 / (report.num_queries or NUM_QUERIES[run.workload]))
+                above = [share for percent in CURVE_PERCENTILES if (share := 1 - percent / 100) >= rarest * (1 - 1e-9)]
+                seconds = [_median(draws, "ttft_curve_s", index) for index in range(len(above))]
                 ax.plot(seconds, above, "-" if arm in ARMS else "--", color=colour, label=arm)
-        ax.set(xscale="log", yscale="log", xlabel="TTFT (s)", ylabel="share of requests above", title=run.name)
+        ax.set(xscale="log", yscale="log", xlabel=_TTFT, ylabel="share of requests above", title=run.name)
         ax.grid(alpha=0.3)
         ax.legend(fontsize=6)
 

@@ -28,6 +28,20 @@ FITTED = (
 )
 """What was fitted to published figures, and what is assumed, for people."""
 
+_MEANINGS = {
+    "cells_within_tolerance_crawler": "share of the crawls' cells that noise between runs explains",
+    "cells_within_tolerance_anns": "share of the vector searches'",
+    "orderings_reproduced": "share of the orderings that noise does not explain, which come out",
+    "preemptions_within_factor_2": "share of the runs under pressure",
+    "speed_over_real_time": "seconds of crawls at 4 a second that are simulated in one",
+    "p99_gain_crawler": "P99 of the best published run under pressure over ours",
+    "p99_gain_anns": "P99 of the best published run under pressure over ours",
+    "p50_ratio": "P50 of that run over ours, the lesser of both workloads",
+    "throughput_ratio": "the time of that run over ours, the lesser of both workloads",
+    "invalidated_tokens_ratio": "tokens that updates of real searches make void by rank, over those with gate and a "
+    "stable order",
+}
+
 
 @dataclass(frozen=True)
 class Reproduction:
@@ -116,11 +130,12 @@ class Reproduction:
 
     def _lines(self) -> Iterator[str]:
         yield "# The published tables in virtual time"
-        yield f"\nMedians of {len(self.draws)} arrival draws. {FITTED}"
+        num_draws = len(self.draws)
+        yield f"\nMedians of {num_draws} arrival draw{'s' * (num_draws > 1)}. {FITTED}"
         if self.num_queries is not None:
             yield f"\n**Each run has {self.num_queries} queries, not as many as were published: percentiles differ.**"
-        yield "\n| figure | value |\n|---|---|"
-        yield from (f"| `{name}` | {value:.3f} |" for name, value in self.figures.items())
+        yield "\n| figure | value | what it is |\n|---|---|---|"
+        yield from (f"| `{name}` | {value:.3f} | {_MEANINGS[name]} |" for name, value in self.figures.items())
         yield "\n## TTFT from the complete context: simulated / published, P50 · P95 · P99 in s; a miss is marked ✗"
         yield f"\nThe published system's own decisions, run here. {TOLERANCES}"
         for workload in ("crawler", "anns"):
@@ -205,6 +220,7 @@ class Reproduction:
                 "\nOurs always with its cost model. Theirs is, draw by draw, the run of least P99, whatever the policy "
                 "and the way of preempting; then the same by their way of preempting, where cost is like with like.\n"
             )
+            yield "Last victims: the idle stream that will be complete last loses its KV first (`LATEST_COMPLETION`).\n"
             yield f"| workload | arm | P50 | P95 | P99 | P99 by {' · '.join(_WAYS)} | throughput | longest wait |"
             yield "|---|---|---|---|---|---|---|---|"
         yield from map(_gain_line, found)
