@@ -87,6 +87,11 @@ class KVBlocks:
         """Tokens that host memory would give back to a request that has none."""
         return 0 if self.swap is None else self.swap.num_loadable(request, 0)
 
+    def num_on_host(self, request: Request) -> int:
+        """Leading tokens of which host memory has a copy; unlike what would be loaded now, nothing but a copy changes
+        it."""
+        return 0 if self.swap is None else self.swap.num_swapped(request.request_id)
+
     def num_findable(self, request_id: str) -> int:
         """Leading tokens of the request that the prefix cache knows."""
         if not self._manager.enable_caching:

@@ -198,7 +198,7 @@ class OrderedScheduler(StreamingPromptScheduler):
             final_num_tokens=request.num_prompt_tokens,
             completion_s=arrival_s if prompt is None else prompt.completion_s,
             last_chunk_s=arrival_s if prompt is None else prompt.last_chunk_arrival_time,
-            num_available_tokens=request.num_computed_tokens or self.kv.num_loadable(request),
+            num_available_tokens=request.num_computed_tokens or self.kv.num_on_host(request),
             num_output_tokens=request.max_tokens,
         )
         if self._uses_forecasts:

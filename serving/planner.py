@@ -66,8 +66,9 @@ class Limits:
     Attributes:
         num_tokens: the step's token budget.
         num_tokens_per_prefill: longest prefill chunk of one request; 0 for no limit.
-        num_open_tokens: most tokens of prompts that are open, which get none at all where a complete one ends its
-            prefill: its first token would wait for theirs. 0 for no limit.
+        num_open_tokens: most tokens of prompts that are open; 0 for no limit.
+        defers_open: whether they get none at all where a complete one ends its prefill, whose first token would wait
+            for theirs.
         num_slots: free request slots.
         num_running: requests that run.
         watermark_blocks: blocks that stay free when a waiting request is admitted beside running ones.
@@ -83,6 +84,7 @@ class Limits:
     lookahead_tokens: int
     shares: BlockShares | None = None
     num_open_tokens: int = 0
+    defers_open: bool = False
 
 
 @dataclass(slots=True)
@@ -268,7 +270,7 @@ class _Walk:
             self.plan.admitted.append(candidate.request)
         if num_new < num_wanted:
             self.plan.trimmed.add(candidate.request.request_id)
-        elif self.limits.num_open_tokens and _is_in_prefill(candidate):
+        elif self.limits.defers_open and _is_in_prefill(candidate):
             self.num_open_tokens = 0
             self.plan.defers_open = True
 

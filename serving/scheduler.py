@@ -21,6 +21,7 @@ from vllm.v1.request import Request, RequestStatus
 from stream2llm_sdk.serving.admitting_scheduler import AdmittingScheduler
 from stream2llm_sdk.serving.decoding_run import DecodingRun
 from stream2llm_sdk.serving.fair_share import BlockShares
+from stream2llm_sdk.serving.open_share import OpenShare
 from stream2llm_sdk.serving.ordered_scheduler import is_admitted
 from stream2llm_sdk.serving.orphans import end_with_parent
 from stream2llm_sdk.serving.planner import Candidate, Limits, Plan, Planner
@@ -34,13 +35,6 @@ _BLOCKED = (
     RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
     RequestStatus.WAITING_FOR_STREAMING_REQ,
 )
-
-
-_MANY_OPEN = 16
-"""Open prompts with something to compute, from which on they may have the whole step."""
-
-_MOST_OPEN_TOKENS = 2_048
-"""Longer steps compute no more tokens a second: the matrices are large enough to keep a device busy."""
 
 
 class Stream2LLMScheduler(AdmittingScheduler):
@@ -67,6 +61,7 @@ class Stream2LLMScheduler(AdmittingScheduler):
         # Those that stand behind it and decode in this step as well.
         self._joining: list[Request] = []
         self._plan_failed = False
+        self._open_share = OpenShare(self.max_num_scheduled_tokens)
         # Waiting requests outside the plan, while vLLM schedules it.
         self._num_hidden = 0
         end_with_parent()
@@ -139,6 +134,7 @@ class Stream2LLMScheduler(AdmittingScheduler):
         run.begin(self.order.take_num_unchanged(), self.max_num_scheduled_tokens, self.kv.num_free)
         plan = Plan(num_tokens=dict(run.num_tokens), num_blocks=run.num_blocks)
         self.planner.plan(self._candidates(plan), self._holders, self._limits_of_step(), plan)
+        self._open_share.planned(deferred=plan.defers_open)
         for request in plan.nothing_to_compute:
             self._remove_from_queues(request)
             self._park(request)
@@ -302,6 +298,9 @@ class Stream2LLMScheduler(AdmittingScheduler):
         places = self.max_num_active_reqs - len(self.running) - self._num_foreign_sessions
         if self.use_v2_model_runner:
             places -= len(self._resident_elsewhere())
+        num_open_tokens, defers_open = self._open_share.limits(
+            self.scheduling_policy.open_share, self.num_open - len(self.parked)
+        )
         return Limits(
             num_tokens=self.max_num_scheduled_tokens,
             num_tokens_per_prefill=self._long_prefill_threshold(),
@@ -310,18 +309,9 @@ class Stream2LLMScheduler(AdmittingScheduler):
             watermark_blocks=self.kv_cache_manager.watermark_blocks,
             lookahead_tokens=self.num_lookahead_tokens,
             shares=self._block_shares(places) if self.shares.num_tenants > 1 else None,
-            num_open_tokens=self._num_open_tokens(),
+            num_open_tokens=num_open_tokens,
+            defers_open=defers_open,
         )
-
-    def _num_open_tokens(self) -> int:
-        """The policy's share of the step for open prompts. It is more where many of them have something to compute:
-        short steps cost throughput, and what is not computed ahead is waited for later. It is never more than keeps a
-        device busy."""
-        share = self.scheduling_policy.open_share
-        if share >= 1.0:
-            return 0
-        share = min(1.0, max(share, (self.num_open - len(self.parked)) / _MANY_OPEN))
-        return max(1, min(_MOST_OPEN_TOKENS, int(share * self.max_num_scheduled_tokens)))
 
     def _block_shares(self, num_slots: int) -> BlockShares:
         return BlockShares(self.shares, self.kv.num_total, self._blocks_by_tenant, self._first_to_get_on(num_slots))

@@ -110,11 +110,11 @@ def test_open_prompts_get_their_part_of_the_budget_only() -> None:
 
 
 def test_open_prompts_get_nothing_where_a_complete_one_ends_its_prefill() -> None:
-    """It would wait for theirs. Where they may have everything, they get what is left."""
+    """It would wait for theirs. Where they were put off often enough, they get what is left."""
     ends, other = candidate("ends", 1, 50), candidate("open", 2, 30, num_held_back=1)
-    made = plan([ends, other], Blocks(90), num_open_tokens=40)
+    made = plan([ends, other], Blocks(90), num_open_tokens=40, defers_open=True)
     assert (made.num_tokens, made.defers_open) == ({"ends": 50}, True)
-    made = plan([ends, other], Blocks(90))
+    made = plan([ends, other], Blocks(90), num_open_tokens=40)
     assert (made.num_tokens, made.defers_open) == ({"ends": 50, "open": 30}, False)
 
 
@@ -129,7 +129,7 @@ def test_open_prompts_get_their_part_beside_what_decodes_or_goes_on_with_its_pre
         (speculates, {}, 5),
         (long, {"num_tokens_per_prefill": 25}, 25),
     ):
-        made = plan([beside, other], Blocks(90, held=held), num_open_tokens=20, **limits)
+        made = plan([beside, other], Blocks(90, held=held), num_open_tokens=20, defers_open=True, **limits)
         assert made.num_tokens == {beside.request.request_id: num_granted, "open": 20}
 
 

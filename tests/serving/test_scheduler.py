@@ -149,7 +149,7 @@ def test_few_open_streams_are_computed_in_short_steps_under_srpf(core: Core, tex
         requests.open_stream("alone", text(65))
         requests.step(2)
         assert requests.scheduled[-2:] == [{"alone": 16}, {"alone": 16}], "a quarter of the step"
-        for index in range(15):
+        for index in range(31):
             requests.open_stream(f"open-{index}", text(65))
         requests.step()
         assert sum(requests.scheduled[-1].values()) == 64, "many of them have the whole step"
@@ -166,7 +166,18 @@ def test_under_srpf_nothing_of_open_streams_is_computed_where_a_prompt_ends(
         requests.open_stream("open", text(65))
         requests.append("complete", text(num_left - 1), final=True)
         requests.step(2)
-        assert requests.scheduled[-2:] == [{"complete": num_left}, {"open": 16, "complete": 1}], "then beside decoding"
+        assert requests.scheduled[-2:] == [{"complete": num_left}, {"open": 32, "complete": 1}], (
+            "then what it missed too"
+        )
+
+
+def test_under_srpf_open_streams_get_on_however_often_prompts_end(core: Core, text: Any) -> None:
+    with core(policy="SRPF", max_num_batched_tokens=64, num_gpu_blocks=120) as requests:
+        requests.open_stream("open", text(90))
+        for index in range(6):
+            requests.add_plain(f"plain-{index}", text(10), max_tokens=1)
+            requests.step()
+        assert [step.get("open", 0) for step in requests.scheduled[-6:]] == [0, 0, 48, 0, 0, 41]
 
 
 @pytest.mark.parametrize("policy", ["FCFS", "DEFAULT_VLLM"])
