@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from stream2llm_sdk.console import STOPPED, shown_errors
 from stream2llm_sdk.errors import ConfigurationError
-from stream2llm_sdk.files import FolderLock, require_own_folder, require_writable
+from stream2llm_sdk.files import FolderLock, require_own_folder, require_writable, write_whole
 
 __all__ = ["reproduce"]
 
@@ -93,11 +93,11 @@ def _shown(console: Console, work: Callable[[Callable[..., None]], Any]) -> Any:
 def _write(report: Any, out: Path, stem: str, json_file: Path | None) -> str:
     """Writes a report's files, and gives its text."""
     markdown: str = report.to_markdown()
-    (out / f"{stem}.md").write_text(markdown, encoding="utf-8")
+    write_whole(out / f"{stem}.md", markdown)
     text = json.dumps(report.to_dict(), indent=2) + "\n"
-    for file in (out / f"{stem}.json", json_file):
-        if file is not None:
-            file.write_text(text, encoding="utf-8")
+    write_whole(out / f"{stem}.json", text)
+    if json_file is not None:
+        json_file.write_text(text, encoding="utf-8")
     if stem == "reproduction":
         from stream2llm_sdk.traces.reproduce.plots import write_plots
 

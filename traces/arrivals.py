@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from stream2llm_sdk.value_checks import is_number, is_whole
 __all__ = ["Arrivals", "read_arrivals"]
 
 _MOST_VARIATION, _MOST_AT_ONCE = 1_000, 10_000_000
+_MOST_ARRIVALS, _MOST_SEED = 1_000_000_000, 2**64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,10 @@ class Arrivals:
         Raises:
             ConfigurationError: so many were not recorded.
         """
-        if not is_whole(num_arrivals, 0):
-            raise ConfigurationError(f"num_arrivals={num_arrivals!r:.80} must be a whole number, 0 or more")
+        for name, value, most in (("num_arrivals", num_arrivals, _MOST_ARRIVALS), ("seed", seed, _MOST_SEED)):
+            if not is_whole(value, 0, most):
+                raise ConfigurationError(f"{name}={value!r:.80} must be a whole number of 0 to {most:,}")
+        num_arrivals, seed = int(num_arrivals), int(seed)
         times = np.concatenate([self._alone(num_arrivals, seed), self._bursts(num_arrivals)])
         if len(times) < num_arrivals:
             raise ConfigurationError(
@@ -106,9 +108,12 @@ def read_arrivals(path: str | Path, *, delays: bool = False) -> Arrivals:
 
 
 def _checked_times(times: Any) -> tuple[float, ...]:
-    if isinstance(times, str) or not isinstance(times, Iterable):
-        raise ConfigurationError(f"recorded_s={times!r:.80} must be times in seconds")
-    checked = tuple(times)
+    try:
+        checked = () if isinstance(times, (str, bytes)) else tuple(times)
+    except TypeError:
+        checked = ()
+    if not checked:
+        raise ConfigurationError(f"recorded_s={times!r:.80} must be one or more times in seconds")
     for time_s in checked:
         if not is_number(time_s):
             raise ConfigurationError(f"recorded_s holds {time_s!r:.80}: all must be finite numbers, 0 or more")

@@ -22,6 +22,7 @@ TraceKind = Literal["crawler", "anns", "mixed"]
 """'crawler': append mode, a web crawl. 'anns': update mode, a vector search on disk. 'mixed': both."""
 
 _DEFAULTS = SynthesisOptions()
+_MOST_QUERIES, _MOST_SEED = 1_000_000_000, 2**64
 # Sources of documents are numbers, as in the published corpus: those of a seed, in them the shared ones first, then
 # those of one search after the other.
 _DOCUMENTS_OF_A_SEED, _DOCUMENTS_OF_A_SEARCH = 10**12, 10**6
@@ -54,6 +55,9 @@ def synthesize(
     """
     arrival_seed = seed if arrival_seed is None else arrival_seed
     _check(kind, num_queries, seed, arrival_seed)
+    if not isinstance(options, SynthesisOptions):
+        raise ConfigurationError(f"options={options!r:.80} must be SynthesisOptions")
+    num_queries, seed, arrival_seed = int(num_queries), int(seed), int(arrival_seed)
     is_search = _which_are_searches(kind, num_queries, seed, options.update_share)
     num_searches = sum(is_search)
     crawls = iter(draw_crawls(num_queries - num_searches, seed=seed, options=options))
@@ -82,9 +86,13 @@ def synthesize(
 def _check(kind: str, num_queries: int, seed: int, arrival_seed: int) -> None:
     if kind not in get_args(TraceKind):
         raise ConfigurationError(f"kind={kind!r}: choose one of {', '.join(get_args(TraceKind))}")
-    for name, value in (("num_queries", num_queries), ("seed", seed), ("arrival_seed", arrival_seed)):
-        if not is_whole(value, 0):
-            raise ConfigurationError(f"{name}={value!r:.80} must be a whole number, 0 or more")
+    for name, value, most in (
+        ("num_queries", num_queries, _MOST_QUERIES),
+        ("seed", seed, _MOST_SEED),
+        ("arrival_seed", arrival_seed, _MOST_SEED),
+    ):
+        if not is_whole(value, 0, most):
+            raise ConfigurationError(f"{name}={value!r:.80} must be a whole number of 0 to {most:,}")
 
 
 def _which_are_searches(kind: TraceKind, num_queries: int, seed: int, update_share: float) -> list[bool]:

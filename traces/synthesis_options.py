@@ -45,6 +45,8 @@ class OutputLength:
             )
         if not is_number(self.spread):
             raise ConfigurationError(f"spread={self.spread!r:.80} must be finite, 0 or more")
+        for name, kind in (("median", float), ("spread", float), ("most", int)):
+            object.__setattr__(self, name, kind(getattr(self, name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +95,12 @@ class SynthesisOptions:
     def __post_init__(self) -> None:
         for name in ("delay_multiplier", "popularity_exponent"):
             self._require(name, is_number(getattr(self, name)), "be a finite number, 0 or more")
+            object.__setattr__(self, name, float(getattr(self, name)))
         for name, allowed in _CHOICES.items():
-            self._require(name, getattr(self, name) in allowed, f"be one of {', '.join(allowed)}")
+            value = getattr(self, name)
+            self._require(name, isinstance(value, str) and value in allowed, f"be one of {', '.join(allowed)}")
         self._require("update_share", is_number(self.update_share, 0, 1), "be a number between 0 and 1")
+        object.__setattr__(self, "update_share", float(self.update_share))
         self._require("texts", isinstance(self.texts, bool), "be True or False")
         self._require("arrivals", isinstance(self.arrivals, Arrivals | None), "be Arrivals, or None")
         self._check_sizes()
@@ -116,6 +121,7 @@ class SynthesisOptions:
             ("num_shared_documents", 0, _MOST_SHARED_DOCUMENTS),
         ):
             self._require(name, is_whole(getattr(self, name), least, most), f"be a whole number of {least} to {most:,}")
+            object.__setattr__(self, name, int(getattr(self, name)))
         if self.num_shared_documents and self.num_shared_documents < _SHARED_PER_DOCUMENT * self.num_documents:
             raise ConfigurationError(
                 f"num_shared_documents={self.num_shared_documents!r} must be 0 or at least {_SHARED_PER_DOCUMENT} times"
@@ -124,5 +130,7 @@ class SynthesisOptions:
         if self.max_prompt_tokens is not None:
             wanted = f"be a whole number, at least {_MIN_PROMPT_TOKENS:,}, or None"
             self._require("max_prompt_tokens", is_whole(self.max_prompt_tokens, _MIN_PROMPT_TOKENS), wanted)
+            object.__setattr__(self, "max_prompt_tokens", int(self.max_prompt_tokens))
         if not isinstance(self.max_tokens, OutputLength | None):
             self._require("max_tokens", is_whole(self.max_tokens, 1), "be a whole number, at least 1, or None")
+            object.__setattr__(self, "max_tokens", int(self.max_tokens))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -145,24 +145,27 @@ def write_traces(
         if kind == PARQUET:
             write_parquet(traces, path)
             return ()
-        with _whole_or_nothing(path):
-            return (write_crawler if kind == CRAWLER else write_anns)(traces, path, drop=drop)
+        with _whole_or_nothing(path) as unfinished:
+            return (write_crawler if kind == CRAWLER else write_anns)(traces, unfinished, drop=drop)
     except OSError as error:
         raise ConfigurationError(f"traces cannot be written to {str(path)!r}: {error}") from error
 
 
 @contextmanager
-def _whole_or_nothing(folder: Path) -> Iterator[None]:
-    """Leaves a folder that is new or empty as it was where writing into it fails: a part of the traces would pass for
-    all of them."""
-    was_there = folder.is_dir()
+def _whole_or_nothing(folder: Path) -> Iterator[Path]:
+    """A place to write what a folder, new or empty, is to hold. It gets all of it at the end, or is left as it was: a
+    part of the traces would pass for all of them."""
+    was_there, unfinished = folder.is_dir(), folder / ".unfinished"
     try:
-        yield
+        yield unfinished
+        for made in list(unfinished.iterdir()):
+            made.rename(folder / made.name)
+        unfinished.rmdir()
     except BaseException:
-        for made in list(folder.iterdir()) if folder.is_dir() else ():
-            shutil.rmtree(made) if made.is_dir() else made.unlink()
-        if not was_there and folder.is_dir():
-            folder.rmdir()
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if not was_there:
+            with suppress(OSError):
+                folder.rmdir()
         raise
 
 

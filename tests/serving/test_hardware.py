@@ -216,3 +216,14 @@ def test_hardware_that_cannot_be_is_refused(wrong: dict[str, Any], message: str)
 def test_an_unknown_number_format_names_those_that_are_known() -> None:
     with pytest.raises(ConfigurationError, match="known are bfloat16, float16"):
         step_latency(replace(LLAMA_3_1_8B, dtype="float32"), H200)
+
+
+def test_heads_are_shared_out_evenly() -> None:
+    with pytest.raises(ConfigurationError, match="tensor_parallel_size=3 does not divide the 32 attention heads"):
+        step_latency(LLAMA_3_1_8B, H200, 3)
+
+
+def test_a_configuration_says_how_long_sequences_may_be() -> None:
+    assert ModelShape.from_config({**CONFIG, "max_position_embeddings": 8_192}).max_model_len == 8_192
+    without = {name: value for name, value in CONFIG.items() if name != "max_position_embeddings"}
+    assert ModelShape.from_config(without).max_model_len is None

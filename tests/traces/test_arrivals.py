@@ -78,8 +78,10 @@ def test_a_file_holds_times_or_delays(tmp_path: Path) -> None:
         ({"rate_per_s": 10**400}, "rate_per_s=10+ must be finite"),
         ({"rate_per_s": True}, "rate_per_s=True must be finite"),
         ({"rate_per_s": 1.0, "variation": None}, "variation=None must be 0 to 1000"),
-        ({"recorded_s": 4}, "recorded_s=4 must be times"),
-        ({"recorded_s": "123"}, "recorded_s='123' must be times"),
+        ({"recorded_s": 4}, "recorded_s=4 must be one or more times"),
+        ({"recorded_s": "123"}, "recorded_s='123' must be one or more times"),
+        ({"recorded_s": b"a"}, "recorded_s=b'a' must be one or more times"),
+        ({"recorded_s": np.array(3.0)}, "recorded_s=array.* must be one or more times"),
         ({"recorded_s": ("1",)}, "recorded_s holds '1': all must be finite numbers"),
         ({"rate_per_s": 1.0, "burst_every_s": 1.0}, "go together"),
         ({"rate_per_s": 1.0, "burst_size": 4}, "go together"),
@@ -96,3 +98,9 @@ def test_numbers_of_numpy_are_numbers() -> None:
     arrivals = Arrivals(rate_per_s=np.float32(0.5), burst_every_s=np.int64(3), burst_size=np.int64(2))
     assert arrivals == Arrivals(rate_per_s=0.5, burst_every_s=3.0, burst_size=2)
     assert Arrivals(recorded_s=np.array([1.0, 2.0])).recorded_s == (1.0, 2.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("num_arrivals", "seed"), [(3, None), (3, -1), (3, "1"), (3, True), (10**400, 0), (2.5, 0)])
+def test_what_cannot_be_drawn_is_refused(num_arrivals: Any, seed: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"(seed|num_arrivals)=.* must be a whole number"):
+        Arrivals(rate_per_s=1).draw(num_arrivals, seed=seed)

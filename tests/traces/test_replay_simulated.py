@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 from typer.testing import CliRunner
 
 from stream2llm_sdk.cli import app
@@ -193,6 +194,24 @@ def test_the_environment_chooses_the_policy_of_a_simulation(tmp_path: Path) -> N
     assert (code, "LIFO" in output) == (1, True)
 
 
+def test_victims_and_ways_of_preempting_reach_the_scheduler(tmp_path: Path) -> None:
+    chosen = ["--victims", "LATEST_COMPLETION", "--preemption-mode", "recompute"]
+    code, output = invoke(tmp_path, *chosen)
+    assert code == 0, output
+    options = RunFolder.open(tmp_path / "out").config()["engine"]["arguments"]["scheduler_options"]
+    assert options == {"victims": "LATEST_COMPLETION", "preemption_mode": "recompute"}
+
+
+def test_a_model_is_simulated_with_the_length_that_it_was_made_for(tmp_path: Path) -> None:
+    model = tiny_models.make_llama_config(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    longest = config["max_position_embeddings"]
+    (model / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16", "torch_dtype": "bfloat16"}))
+    code, output = invoke(tmp_path, "--model", str(model), "--num-blocks", "5000")
+    assert code == 0, output
+    assert RunFolder.open(tmp_path / "out").config()["engine"]["limits"]["max_model_len"] == longest
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -200,6 +219,10 @@ def test_the_environment_chooses_the_policy_of_a_simulation(tmp_path: Path) -> N
         (["--variation", "2", "--seed", "3"], "--variation, --seed have no effect without --rate"),
         (["--arrivals-are", "times"], "--arrivals-are has no effect without --arrivals"),
         (["--policy", ""], "unknown scheduling policy ''"),
+        (["--victims", "NOBODY"], "unknown order of victims 'NOBODY'"),
+        (["--preemption-mode", "swap"], "--preemption-mode swap needs room in host memory: give --host-kv-gib"),
+        (["--tensor-parallel-size", "3"], "--tensor-parallel-size=3 does not divide the 32 attention heads"),
+        (["--max-model-len", "50"], "but --max-model-len and --num-blocks allow 50"),
         (["--host-kv-gib", "-1"], "--host-kv-gib -1.0: give more than 0"),
         (["--host-kv-gib", "nan"], "--host-kv-gib nan: give more than 0"),
         (["--host-kv-gib", "1e300"], "--host-kv-gib 1e+300: give more than 0 and at most 1,000,000"),

@@ -407,8 +407,10 @@ def test_the_trace_has_a_track_a_request(tmp_path: Path) -> None:
 
 
 def test_folders_that_hold_no_run_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"missing holds no config\.json.*give the folder"):
+    with pytest.raises(ConfigurationError, match=r"there is no folder .*missing: give the folder"):
         read_runs([tmp_path / "missing"])
+    with pytest.raises(ConfigurationError, match=r"holds no config\.json: give the folder"):
+        read_runs([tmp_path])
     with pytest.raises(ConfigurationError, match="no run to report"):
         read_runs([])
     run = write_run(tmp_path / "run", request())

@@ -224,6 +224,7 @@ def test_a_line_that_was_cut_off_is_run_again(tmp_path: Path, counted: list[Cell
         "null",
         '{"cell": [1], "figures": {}}',
         '{"cell": "a", "figures": 1}',
+        '{"cell": "a", "figures": {}}',
         "[" * 200_000,
         "\xff",
     ],

@@ -320,3 +320,18 @@ def test_a_synthesis_that_cannot_be_is_refused(arguments: tuple[Any, int, int], 
 def test_an_output_length_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="spread=-1"):
         OutputLength(median=5, spread=-1)
+
+
+def test_numbers_of_numpy_draw_what_those_of_python_do() -> None:
+    options = SynthesisOptions(max_tokens=np.int64(5), delay_multiplier=np.float32(2), num_documents=np.int8(10))
+    (mine, theirs) = (
+        synthesize("mixed", num, seed=seed, options=each)
+        for num, seed, each in (
+            (np.uint64(6), np.int32(3), options),
+            (6, 3, SynthesisOptions(max_tokens=5, delay_multiplier=2.0, num_documents=10)),
+        )
+    )
+    assert mine == theirs
+    assert all(type(trace.max_tokens) is int for trace in mine)
+    with pytest.raises(ConfigurationError, match="options='x' must be SynthesisOptions"):
+        synthesize("anns", 2, seed=0, options="x")  # type: ignore[arg-type]

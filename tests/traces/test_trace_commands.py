@@ -79,6 +79,27 @@ def test_convert_takes_arrivals_and_gives_them_back(crawls: Path, tmp_path: Path
     )
 
 
+def test_synth_and_convert_speak_of_their_options(tmp_path: Path) -> None:
+    out = ("--out", tmp_path / "a.parquet")
+    for options, words in (
+        (("--update-share", 2), "--update-share=2.0 must be a number between 0 and 1"),
+        (("--rate", 1, "--variation", -1), "--variation=-1.0 must be"),
+        (("--burst-every", 3), "--burst-every=3.0 and --burst-size=0 go together"),
+        (("--max-tokens", 5_000, "--output-spread", 1), "--max-tokens=5000.0 must be 1 to 4096"),
+    ):
+        printed = run("synth", "mixed", *out, *options, status=1)
+        assert words.replace("5000.0", "5000") in " ".join(printed.split()).replace("5000.0", "5000")
+
+
+def test_a_failed_convert_leaves_no_arrivals(tmp_path: Path) -> None:
+    run("synth", "crawler", "--num-queries", 3, "--rate", 1, "--out", tmp_path / "a.parquet")
+    times = tmp_path / "times.txt"
+    out = ("--to", "crawler", "--drop", "--arrivals-out", times)
+    assert "no texts" in run("convert", tmp_path / "a.parquet", tmp_path / "back", *out, status=1)
+    assert not times.exists()
+    assert not (tmp_path / "back").exists()
+
+
 def test_convert_says_what_it_drops(tmp_path: Path) -> None:
     trace = Trace("crawler-0", "", (TimedUpdate(0, Append(())),), tenant="a", tag="crawler")
     write_traces([trace], tmp_path / "a.parquet")

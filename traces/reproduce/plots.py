@@ -34,6 +34,9 @@ def write_plots(report: Reproduction, folder: Path) -> list[Path]:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
+    for pattern in ("ttft_*.png", "ccdf_*.png", "preemptions.png", "invalidation.png"):  # of an earlier report
+        for file in folder.glob(pattern):
+            file.unlink()
     judge = report.judge
     by_name: dict[str, list[PublishedRun]] = {}
     for run in PUBLISHED:

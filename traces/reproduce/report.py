@@ -38,8 +38,8 @@ _MEANINGS = {
     "p99_gain_anns": "P99 of the best published run under pressure over ours",
     "p50_ratio": "P50 of that run over ours, the lesser of both workloads",
     "throughput_ratio": "the time of that run over ours, the lesser of both workloads",
-    "invalidated_tokens_ratio": "tokens that updates of real searches make void by rank, over those with gate and a "
-    "stable order",
+    "invalidated_tokens_ratio": "tokens that updates make void by rank, over those with gate and a stable order; of "
+    "real searches, so that it differs from run to run",
 }
 
 

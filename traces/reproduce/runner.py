@@ -49,8 +49,11 @@ class Journal:
         self.figures[key] = figures
         if self._file is None:
             return
-        with self._file.open("a", encoding="utf-8") as out:
-            out.write(json.dumps({"cell": key, "figures": figures}) + "\n")
+        try:
+            with self._file.open("a", encoding="utf-8") as out:
+                out.write(json.dumps({"cell": key, "figures": figures}) + "\n")
+        except OSError as error:
+            raise ConfigurationError(f"{self._file} cannot be kept: {error}. Make room, and run again") from error
 
 
 def _difference(found: object, heading: Mapping[str, Mapping[str, Any]]) -> str:
@@ -71,7 +74,7 @@ def _kept(lines: Iterable[str]) -> Iterator[tuple[str, Figures]]:
     """What the lines hold of cells. A run that was stopped may have left a part of one."""
     for line in lines:
         match _entry(line):
-            case {"cell": str(key), "figures": dict(figures)}:
+            case {"cell": str(key), "figures": {"ttft_s": list()} | {"value": _} as figures}:
                 yield key, figures
 
 
