@@ -86,7 +86,7 @@ class SchedulingPolicy(Protocol):
             is: "all", "complete" requests (open ones give way to them anyway), or "none".
         open_share: share of a step's tokens that goes to open prompts, more only where many of them have something to
             compute. A step is not interrupted: whoever becomes complete meanwhile waits for its end. Who ends its
-            prefill in a step waits for all of it, so that below 1 open prompts get nothing in such a step.
+            prefill in a step waits for all of it, so that below 1 open prompts are put off then (`OpenShare`).
     """
 
     name: str
@@ -196,7 +196,7 @@ class SRPF(_Policy):
     """Shortest Remaining Prefill First: complete requests before open ones. Among complete ones the least prefill left
     first, less `ageing` tokens for each second since the prompt was complete: one with n tokens left is overtaken
     only by those that were complete at most n / `ageing` seconds after it. Open ones by when they are expected to be
-    complete, in short steps, and in none in which a complete one ends its prefill.
+    complete, in short steps, and put off where a complete one ends its prefill (`OpenShare`).
     """
 
     name = "SRPF"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from rich.console import Console
 
 from stream2llm_sdk import __version__
 from stream2llm_sdk.calibrate_command import calibrate
-from stream2llm_sdk.console import shown_errors
+from stream2llm_sdk.console import shown_errors, write_report
 from stream2llm_sdk.demo.ways import DEFAULT_QUESTION, Demo, DemoMode, DemoOptions
 from stream2llm_sdk.files import require_writable
 from stream2llm_sdk.index_command import app as index_app
@@ -104,8 +103,7 @@ def demo(
         )
         report = asyncio.run(Demo(options, ConsoleView(console)).run())
     show_report(console, report)
-    if json_file is not None:
-        json_file.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
+    write_report(json_file, report.to_dict)
 
 
 app.command(short_help="Measure what preemption costs on this machine.")(calibrate)

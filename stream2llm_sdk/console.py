@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from stream2llm_sdk.errors import ConfigurationError, Stream2LLMError
 
-__all__ = ["STOPPED", "counted", "is_given", "json_object", "refuse_without", "shown_errors"]
+__all__ = ["STOPPED", "counted", "is_given", "json_object", "refuse_without", "shown_errors", "write_report"]
 
 STOPPED = 130
 """The exit status that shells expect of a command that Ctrl-C ended."""
@@ -73,3 +74,10 @@ def json_object(option: str, text: str | None) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise ConfigurationError(f"{option} {text!r:.200}: give a JSON object")
     return found
+
+
+def write_report(json_file: Path | None, content: Callable[[], Any]) -> None:
+    """Writes to the file of `--json` what `content` gives, if there is one. To be called where errors are not shown."""
+    if json_file is not None:
+        with shown_errors():
+            json_file.write_text(json.dumps(content(), indent=2) + "\n", encoding="utf-8")

@@ -72,8 +72,12 @@ def write_json(file: Path, content: Mapping[str, Any]) -> None:
 def write_whole(file: Path, text: str) -> None:
     """Writes a file, whole or not at all: what was there before stays until then."""
     unfinished = file.with_name(f".{file.name}.tmp")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, file)
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        os.replace(unfinished, file)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 class FolderLock:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from stream2llm_sdk.console import json_object, shown_errors
+from stream2llm_sdk.console import json_object, shown_errors, write_report
 from stream2llm_sdk.files import require_writable
 from stream2llm_sdk.index_build_command import build
 
@@ -56,9 +56,7 @@ def info(directory: IndexArgument, json_file: JsonOption = None) -> None:
     for name, value in _facts(manifest):
         table.add_row(name, value)
     console.print(table)
-    if json_file is not None:
-        content = json.loads((directory / MANIFEST_FILE).read_text("utf-8"))
-        json_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_report(json_file, lambda: json.loads((directory / MANIFEST_FILE).read_text("utf-8")))
 
 
 def _facts(manifest: Manifest) -> list[tuple[str, str]]:
@@ -122,13 +120,11 @@ def search(
     for rank, chunk in enumerate(found, 1):
         _show(console, rank, chunk)
     console.print(f"{len(found)} of {len(index)} in {elapsed_ms:.1f} ms", style="dim")
-    if json_file is not None:
-        rows = [
-            {"text": c.text, "source": c.source, "title": c.title, "score": c.score, "metadata": dict(c.metadata)}
-            for c in found
-        ]
-        report = {"query": query, "elapsed_ms": elapsed_ms, "documents": rows}
-        json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    rows = [
+        {"text": c.text, "source": c.source, "title": c.title, "score": c.score, "metadata": dict(c.metadata)}
+        for c in found
+    ]
+    write_report(json_file, lambda: {"query": query, "elapsed_ms": elapsed_ms, "documents": rows})
 
 
 def _embedder(spec: str | None, directory: Path) -> Embedder | None:
@@ -204,8 +200,7 @@ def evaluate_index(
         _show_evaluation(console, found)
         if plot is not None:
             plot_evaluation(found, plot)
-    if json_file is not None:
-        json_file.write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
+    write_report(json_file, found.to_dict)
 
 
 def _show_evaluation(console: Console, found: Evaluation) -> None:

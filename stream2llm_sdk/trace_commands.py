@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from stream2llm_sdk.console import shown_errors
+from stream2llm_sdk.console import shown_errors, write_report
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.files import require_writable
 from stream2llm_sdk.option_names import called_by_options
@@ -80,13 +79,12 @@ def stats(
         counter = load_tokenizer(tokenizer) if tokenizer is not None else None
         workloads = workload_statistics(found, tokenizer=counter, num_template_tokens=template_tokens)
     show_statistics(console, workloads)
-    if json_file is not None:
-        report = {
-            "path": str(path),
-            "workloads": [workload.to_dict() for workload in workloads],
-            "skipped": [str(error) for error in found.skipped],
-        }
-        json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    report = {
+        "path": str(path),
+        "workloads": [workload.to_dict() for workload in workloads],
+        "skipped": [str(error) for error in found.skipped],
+    }
+    write_report(json_file, lambda: report)
 
 
 @app.command()
