@@ -152,14 +152,13 @@ class PreemptingScheduler(OrderedScheduler):
         survival = 1.0
         if prompt is not None and prompt.is_prompt_update and prompt.is_open:
             survival = self.invalidations.survival(request_id, prompt.group, 1.0)
-        num_copied = 0 if self.swap is None else min(num_tokens, self.swap.num_swapped(request_id))
         num_taken = self._num_blocks_short * self.block_size
         num_cached = max(0, self.kv.num_findable(request_id) - num_taken)
         return VictimFacts(
             num_tokens=num_tokens,
             num_tokens_cached_again=min(num_cached, num_tokens),
             survival=survival,
-            num_tokens_copied=num_copied,
+            num_tokens_copied=min(num_tokens, self.kv.num_on_host(request)),
         )
 
     def _record_preemption(self, request: Request, num_tokens: int, num_blocks: int) -> None:

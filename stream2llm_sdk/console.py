@@ -14,7 +14,16 @@ from rich.console import Console
 
 from stream2llm_sdk.errors import ConfigurationError, Stream2LLMError
 
-__all__ = ["STOPPED", "counted", "is_given", "json_object", "refuse_without", "shown_errors", "write_report"]
+__all__ = [
+    "STOPPED",
+    "counted",
+    "is_given",
+    "json_object",
+    "option_of",
+    "refuse_without",
+    "shown_errors",
+    "write_report",
+]
 
 STOPPED = 130
 """The exit status that shells expect of a command that Ctrl-C ended."""
@@ -48,13 +57,18 @@ def is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
+def option_of(name: str) -> str:
+    """The option of a command's parameter."""
+    return f"--{name.replace('_', '-')}"
+
+
 def refuse_without(context: typer.Context, needed: str, is_there: bool, names: Iterable[str]) -> None:
     """Refuses those of the parameters `names` that the user gave where the option `needed` is not there.
 
     Raises:
         ConfigurationError: they would have no effect.
     """
-    if not is_there and (idle := [f"--{name.replace('_', '-')}" for name in names if is_given(context, name)]):
+    if not is_there and (idle := [option_of(name) for name in names if is_given(context, name)]):
         has = "has" if len(idle) == 1 else "have"
         raise ConfigurationError(f"{', '.join(idle)} {has} no effect without {needed}: add that, or leave them out")
 

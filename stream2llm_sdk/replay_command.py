@@ -77,9 +77,12 @@ class _Serving:
     preemption_mode: str
 
     def __post_init__(self) -> None:
+        from stream2llm_sdk.serving.policies import make_policy
         from stream2llm_sdk.serving.preemption import PreemptionMode
         from stream2llm_sdk.serving.victims import make_victim_order
 
+        if self.policy is not None:
+            make_policy(self.policy)
         make_victim_order(self.victims)
         if PreemptionMode.parse(self.preemption_mode) is PreemptionMode.SWAP and self.host_kv_bytes is None:
             raise ConfigurationError("--preemption-mode swap needs room in host memory: give --host-kv-gib")
@@ -146,7 +149,6 @@ def replay(
     continues it, and begins a simulation anew. The folder holds requests, events and samples as Parquet, and the
     published `run_metrics.csv`.
     """
-    from stream2llm_sdk.serving.policies import make_policy
     from stream2llm_sdk.traces.replay import ReplayOptions
 
     console = Console()
@@ -158,8 +160,6 @@ def replay(
         refuse_without(context, "--rate", rate is not None, ("variation", "seed"))
         refuse_without(context, "--arrivals", arrivals is not None, ("arrivals_are",))
         refuse_without(context, "--simulate", simulate, ("hardware",))
-        if policy is not None:
-            make_policy(policy)
         serving = _Serving(
             model,
             policy,

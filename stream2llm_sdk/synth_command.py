@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from stream2llm_sdk.console import is_given, refuse_without, shown_errors
+from stream2llm_sdk.console import is_given, option_of, refuse_without, shown_errors
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.option_names import OptionNames, called_by_options
 from stream2llm_sdk.trace_options import (
@@ -152,13 +152,12 @@ def synth(
         with called_by_options(with_trace_options):
             check_target(out, to and to.value)
         _check_options(context, kind)
-        length: int | OutputLength | None = max_tokens
-        if output_spread is not None:
-            if max_tokens is None:
-                raise ConfigurationError("--output-spread needs --max-tokens, the median")
-            with called_by_options(_NAMES):
-                length = OutputLength(median=max_tokens, spread=output_spread)
+        if output_spread is not None and max_tokens is None:
+            raise ConfigurationError("--output-spread needs --max-tokens, the median")
         with called_by_options(_NAMES):
+            length: int | OutputLength | None = max_tokens
+            if output_spread is not None and max_tokens is not None:
+                length = OutputLength(median=max_tokens, spread=output_spread)
             options = SynthesisOptions(
                 delay_multiplier=delay_multiplier,
                 search_gap=search_gap.value,
@@ -181,8 +180,8 @@ def _check_options(context: typer.Context, kind: Kind) -> None:
     """Refuses options that would have no effect."""
     for name, kinds in _KINDS_OF.items():
         if is_given(context, name) and kind.value not in kinds:
-            option, own = f"--{name.replace('_', '-')}", " and ".join(kinds)
-            raise ConfigurationError(f"{option} is for {own}: leave it out, it has no effect on {kind.value}")
+            own = " and ".join(kinds)
+            raise ConfigurationError(f"{option_of(name)} is for {own}: leave it out, it has no effect on {kind.value}")
     given = context.params
     refuse_without(context, "--rate", given["rate"] is not None, ("variation", "arrival_seed"))
     refuse_without(context, "--arrivals", given["arrivals"] is not None, ("arrivals_are",))

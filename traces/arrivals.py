@@ -11,7 +11,7 @@ import numpy as np
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.traces.arrivals_file import read_arrival_times
 from stream2llm_sdk.traces.distributions import FloatArray, generator
-from stream2llm_sdk.value_checks import is_number, is_whole
+from stream2llm_sdk.value_checks import is_number, is_whole, plain, plain_numbers
 
 __all__ = ["Arrivals", "read_arrivals"]
 
@@ -42,21 +42,19 @@ class Arrivals:
     burst_size: int = 0
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         for name in ("rate_per_s", "burst_every_s"):
             value = getattr(self, name)
             if value is not None and not is_number(value, above=True):
                 raise ConfigurationError(f"{name}={value!r:.80} must be finite and above 0")
-            object.__setattr__(self, name, None if value is None else float(value))
         if not is_number(self.variation, 0, _MOST_VARIATION):
             raise ConfigurationError(
                 f"variation={self.variation!r:.80} must be 0 to {_MOST_VARIATION}; 1 is a Poisson process"
             )
-        object.__setattr__(self, "variation", float(self.variation))
         if not is_whole(self.burst_size, 0, _MOST_AT_ONCE):
             raise ConfigurationError(
                 f"burst_size={self.burst_size!r:.80} must be a whole number of 0 to {_MOST_AT_ONCE:,}"
             )
-        object.__setattr__(self, "burst_size", int(self.burst_size))
         if (self.burst_every_s is None) != (self.burst_size == 0):
             raise ConfigurationError(
                 f"burst_every_s={self.burst_every_s!r} and burst_size={self.burst_size!r} go together: give both"
@@ -74,10 +72,10 @@ class Arrivals:
         Raises:
             ConfigurationError: so many were not recorded.
         """
+        num_arrivals, seed = plain(num_arrivals), plain(seed)
         for name, value, most in (("num_arrivals", num_arrivals, _MOST_ARRIVALS), ("seed", seed, _MOST_SEED)):
             if not is_whole(value, 0, most):
                 raise ConfigurationError(f"{name}={value!r:.80} must be a whole number of 0 to {most:,}")
-        num_arrivals, seed = int(num_arrivals), int(seed)
         times = np.concatenate([self._alone(num_arrivals, seed), self._bursts(num_arrivals)])
         if len(times) < num_arrivals:
             raise ConfigurationError(
@@ -109,7 +107,7 @@ def read_arrivals(path: str | Path, *, delays: bool = False) -> Arrivals:
 
 def _checked_times(times: Any) -> tuple[float, ...]:
     try:
-        checked = () if isinstance(times, (str, bytes)) else tuple(times)
+        checked = () if isinstance(times, (str, bytes)) else tuple(map(plain, times))
     except TypeError:
         checked = ()
     if not checked:

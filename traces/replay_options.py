@@ -10,7 +10,7 @@ from typing import Any
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.traces.arrivals import Arrivals
 from stream2llm_sdk.traces.trace import Trace
-from stream2llm_sdk.value_checks import is_number, is_whole
+from stream2llm_sdk.value_checks import is_number, is_whole, plain_numbers
 
 __all__ = ["OnError", "ReplayOptions"]
 
@@ -65,17 +65,16 @@ class ReplayOptions:
     on_error: OnError | str = OnError.CONTINUE
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         for name in ("streaming", "ignore_eos"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
         for name, above in (("delay_multiplier", False), ("time_scale", True), ("sample_every_s", True)):
             wanted = "a finite number above 0" if above else "a finite number, 0 or more"
             self._require(name, is_number(getattr(self, name), above=above), wanted)
-            object.__setattr__(self, name, float(getattr(self, name)))
         for name, least in (("seed", 0), ("max_tokens", 1), ("concurrency", 1), ("limit", 1)):
             value = getattr(self, name)
             if value is not None or name in ("seed", "max_tokens"):
                 self._require(name, is_whole(value, least), f"a whole number, at least {least}")
-                object.__setattr__(self, name, int(value))
         self._require("policy", isinstance(self.policy, str), "a name")
         self._require("tenant", isinstance(self.tenant, (str, type(None))), "a name, or None")
         self._require("arrivals", isinstance(self.arrivals, (Arrivals, type(None))), "Arrivals, or None")

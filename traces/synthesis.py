@@ -14,7 +14,7 @@ from stream2llm_sdk.traces.synthesis_options import NUM_QUESTION_TOKENS, OutputL
 from stream2llm_sdk.traces.synthetic_crawls import Crawl, draw_crawls
 from stream2llm_sdk.traces.synthetic_searches import Search, draw_searches
 from stream2llm_sdk.traces.trace import NUM_TOKENS, TimedUpdate, Trace
-from stream2llm_sdk.value_checks import is_whole
+from stream2llm_sdk.value_checks import is_whole, plain
 
 __all__ = ["OutputLength", "SynthesisOptions", "TraceKind", "synthesize"]
 
@@ -53,11 +53,11 @@ def synthesize(
     Raises:
         ConfigurationError: the kind is unknown, a number is negative, or fewer arrivals were recorded.
     """
-    arrival_seed = seed if arrival_seed is None else arrival_seed
+    num_queries, seed = plain(num_queries), plain(seed)
+    arrival_seed = seed if arrival_seed is None else plain(arrival_seed)
     _check(kind, num_queries, seed, arrival_seed)
     if not isinstance(options, SynthesisOptions):
         raise ConfigurationError(f"options={options!r:.80} must be SynthesisOptions")
-    num_queries, seed, arrival_seed = int(num_queries), int(seed), int(arrival_seed)
     is_search = _which_are_searches(kind, num_queries, seed, options.update_share)
     num_searches = sum(is_search)
     crawls = iter(draw_crawls(num_queries - num_searches, seed=seed, options=options))

@@ -8,7 +8,7 @@ from typing import Literal
 
 from stream2llm_sdk.errors import ConfigurationError
 from stream2llm_sdk.traces.arrivals import Arrivals
-from stream2llm_sdk.value_checks import is_number, is_whole
+from stream2llm_sdk.value_checks import is_number, is_whole, plain, plain_numbers
 
 __all__ = ["NUM_QUESTION_TOKENS", "NUM_TEMPLATE_TOKENS", "OutputLength", "SynthesisOptions"]
 
@@ -37,6 +37,7 @@ class OutputLength:
     most: int = 4_096
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         if not is_whole(self.most, 1):
             raise ConfigurationError(f"most={self.most!r:.80} must be a whole number, at least 1")
         if not is_number(self.median, 1, self.most):
@@ -45,8 +46,6 @@ class OutputLength:
             )
         if not is_number(self.spread):
             raise ConfigurationError(f"spread={self.spread!r:.80} must be finite, 0 or more")
-        for name, kind in (("median", float), ("spread", float), ("most", int)):
-            object.__setattr__(self, name, kind(getattr(self, name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,20 +92,19 @@ class SynthesisOptions:
     texts: bool = False
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         for name in ("delay_multiplier", "popularity_exponent"):
             self._require(name, is_number(getattr(self, name)), "be a finite number, 0 or more")
-            object.__setattr__(self, name, float(getattr(self, name)))
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             self._require(name, isinstance(value, str) and value in allowed, f"be one of {', '.join(allowed)}")
         self._require("update_share", is_number(self.update_share, 0, 1), "be a number between 0 and 1")
-        object.__setattr__(self, "update_share", float(self.update_share))
         self._require("texts", isinstance(self.texts, bool), "be True or False")
         self._require("arrivals", isinstance(self.arrivals, Arrivals | None), "be Arrivals, or None")
         self._check_sizes()
         self._require("tenants", isinstance(self.tenants, Mapping), "have a weight for each name")
         for name, weight in self.tenants.items():
-            if not isinstance(name, str) or not is_number(weight, above=True):
+            if not isinstance(name, str) or not is_number(plain(weight), above=True):
                 raise ConfigurationError(
                     f"tenants={dict(self.tenants)!r:.200}: weights must be finite and above 0, and names be texts"
                 )
@@ -121,7 +119,6 @@ class SynthesisOptions:
             ("num_shared_documents", 0, _MOST_SHARED_DOCUMENTS),
         ):
             self._require(name, is_whole(getattr(self, name), least, most), f"be a whole number of {least} to {most:,}")
-            object.__setattr__(self, name, int(getattr(self, name)))
         if self.num_shared_documents and self.num_shared_documents < _SHARED_PER_DOCUMENT * self.num_documents:
             raise ConfigurationError(
                 f"num_shared_documents={self.num_shared_documents!r} must be 0 or at least {_SHARED_PER_DOCUMENT} times"
@@ -130,7 +127,5 @@ class SynthesisOptions:
         if self.max_prompt_tokens is not None:
             wanted = f"be a whole number, at least {_MIN_PROMPT_TOKENS:,}, or None"
             self._require("max_prompt_tokens", is_whole(self.max_prompt_tokens, _MIN_PROMPT_TOKENS), wanted)
-            object.__setattr__(self, "max_prompt_tokens", int(self.max_prompt_tokens))
         if not isinstance(self.max_tokens, OutputLength | None):
             self._require("max_tokens", is_whole(self.max_tokens, 1), "be a whole number, at least 1, or None")
-            object.__setattr__(self, "max_tokens", int(self.max_tokens))
